@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright mKernel authors
+# Functions that keep the folders' CMakeLists short.
+
+set(MK_SANITIZE "" CACHE STRING "gcc sanitizers, e.g. address,undefined or thread")
+if(MK_SANITIZE)
+    add_compile_options(-fsanitize=${MK_SANITIZE} -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
+    add_link_options(-fsanitize=${MK_SANITIZE})
+endif()
+
+# An object library of the product: everything is in the shared object and in the commands.
+function(mk_object_library name)
+    add_library(${name} OBJECT ${ARGN})
+    target_include_directories(${name} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
+endfunction()
+
+# A program that links all object libraries (commands, tests, benchmarks), so that it may use include/mk.
+function(mk_program name)
+    add_executable(${name} ${ARGN})
+    target_link_libraries(${name} PRIVATE mk_base mk_net mk_fused m dl Threads::Threads rt)
+endfunction()
+
+# mk_test(folder name LABELS label... TIMEOUT s SOURCES file... [LIBS lib...] [ARGS ...]): one program, one ctest
+# "folder.name"; exit 77 is a skip.
+function(mk_test folder name)
+    cmake_parse_arguments(T "" "TIMEOUT" "LABELS;SOURCES;LIBS;ARGS;DEFS" ${ARGN})
+    mk_program(test_${folder}_${name} ${T_SOURCES})
+    target_link_libraries(test_${folder}_${name} PRIVATE ${T_LIBS})
+    target_compile_definitions(test_${folder}_${name} PRIVATE ${T_DEFS})
+    set_target_properties(test_${folder}_${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+    target_include_directories(test_${folder}_${name} PRIVATE ${CMAKE_SOURCE_DIR})
+    add_test(NAME ${folder}.${name} COMMAND test_${folder}_${name} ${T_ARGS})
+    if(NOT T_TIMEOUT)
+        set(T_TIMEOUT 60)
+    endif()
+    if(NOT T_LABELS)
+        set(T_LABELS cpu)
+    endif()
+    set_tests_properties(${folder}.${name} PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${T_LABELS}" SKIP_RETURN_CODE 77)
+endfunction()
+
+# MK_HAVE_NVCC, MK_NVCC_PATH; says what happens without.
+function(mk_find_nvcc)
+    set(path "")
+    if(MK_NVCC STREQUAL "auto")
+        find_program(MK_NVCC_FOUND nvcc HINTS /usr/local/cuda/bin)
+        if(MK_NVCC_FOUND)
+            set(path ${MK_NVCC_FOUND})
+        endif()
+    elseif(NOT MK_NVCC STREQUAL "off")
+        set(path ${MK_NVCC})
+    endif()
+    if(path)
+        message(STATUS "kernels: built with ${path}")
+        set(MK_HAVE_NVCC TRUE PARENT_SCOPE)
+        set(MK_NVCC_PATH ${path} PARENT_SCOPE)
+    else()
+        message(STATUS "kernels: left out (no nvcc); the CPU executor is complete")
+        set(MK_HAVE_NVCC FALSE PARENT_SCOPE)
+    endif()
+endfunction()
+
+function(mk_install)
+endfunction()

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* Bootstrap: how the ranks of a communicator meet, exchange set-up data, and witness each other's death.
+ *
+ * One process runs the root service (rank 0 for MK_ROOT and the all-gather callback, the maker for a unique id):
+ * a thread that accepts one TCP connection per rank, checks the hello (magic, version, job key, rank, number of
+ * ranks) and refuses strangers with one logged reason. Every rank is a client, the root's own process included,
+ * with one thread that reads its connection. The connections stay open until destroy: the end of one without a
+ * good-bye is a death, which the root tells all others within a second; the end of the root's process is seen by
+ * all as the end of their own connection. Wire format: net/boot_wire.h. */
+#pragma once
+#include "mkernel.h"
+#include <stdint.h>
+
+struct mk_boot;
+struct mk_settings;
+
+/* What happened to the job, written by the boot thread, read by anybody with acquire; first event stays.
+ * code: 0, or MK_ERR_PEER (rank died or left without good-bye), MK_ERR_ABORTED / another code (rank told it). */
+struct mk_boot_event {
+    int code;
+    int rank;       /* who caused it */
+    char text[200]; /* one sentence */
+};
+
+/* Called by the boot thread once, when the first event is recorded (for instance to raise an abort word). */
+typedef void (*mk_boot_event_fn)(void *ctx, const struct mk_boot_event *event);
+
+/* Root service at a free port of the interface chosen by s->ifname; fills the id (address, port, random key). */
+int mk_boot_unique_id(const struct mk_settings *s, mk_unique_id_t *id);
+
+/* The three ways to meet; each returns when all ranks have said hello. s supplies timeout, job, ifname, root. */
+int mk_boot_init_id(const struct mk_settings *s, const mk_unique_id_t *id, int nranks, int rank, struct mk_boot **out);
+int mk_boot_init_root(const struct mk_settings *s, int nranks, int rank, struct mk_boot **out);
+int mk_boot_init_allgather(const struct mk_settings *s, int nranks, int rank,
+                           int (*allgather)(void *ctx, const void *send, void *recv, size_t bytes), void *ctx,
+                           struct mk_boot **out);
+
+/* Collective over all ranks, in the same order on each; bounded by MK_TIMEOUT. recv: nranks * bytes, rank order.
+ * bytes up to 1 MiB, equal on all ranks (else MISMATCH). Only for set-up. */
+int mk_boot_allgather(struct mk_boot *b, const void *send, void *recv, size_t bytes);
+int mk_boot_barrier(struct mk_boot *b);
+
+/* From now on the event calls fn (at once if it has happened already). */
+void mk_boot_on_event(struct mk_boot *b, mk_boot_event_fn fn, void *ctx);
+/* 0: no event; else 1 and *out. */
+int mk_boot_event(struct mk_boot *b, struct mk_boot_event *out);
+/* 1: that rank said good-bye (orderly destroy). Not an event: only who still needs it treats it as an error. */
+int mk_boot_has_left(struct mk_boot *b, int rank);
+
+/* Tells all ranks that this rank failed with `code` (their event: {code, this rank, text}). Does not wait. */
+void mk_boot_abort(struct mk_boot *b, int code, const char *text);
+
+/* Says good-bye, ends the thread; never waits for a peer. NULL allowed. */
+void mk_boot_destroy(struct mk_boot *b);

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* The machine below the shared text: schedules, ring, flags and controller are written once and compiled as C11
+ * (CPU executor, one thread is one block) and as CUDA (one block, or cluster leader). This file holds the only
+ * machine switch of the tree; dev_cpu.h and dev_cuda.h define the same names:
+ *
+ *   MK_DEV                      marks every shared function
+ *   mk_lane() mk_lanes()        this thread in its block; loops are for (i = mk_lane(); i < n; i += mk_lanes())
+ *   mk_block_sync()             block barrier; orders the block's memory accesses
+ *   mk_fence_async()            orders bulk-copy (TMA) accesses and ordinary ones; nothing on the CPU
+ *   mk_ld_{rlx,acq}_{gpu,sys}_u64, mk_st_{rlx,rel}_{gpu,sys}_u64
+ *                               gpu: between blocks of one device; sys: also host and peer devices
+ *   mk_add_gpu_u64, mk_cas_gpu_u64, mk_max_sys_u64
+ *                               read-modify-write, acquire and release
+ *   mk_now_ns()                 a clock that all blocks of this device share
+ *
+ * Shared text is the common part of C11, C++17 and CUDA: no `= {0}`, compound literals, designators or implicit
+ * void* casts. */
+#pragma once
+#include <stdint.h>
+
+#ifdef __CUDACC__
+#include "mk/dev/dev_cuda.h"
+#else
+#include "mk/dev/dev_cpu.h"
+#endif
+
+/* Mutation builds: MK_MUTATE=n drops one ordering or one message, and a stress test must notice.
+ *   1 release of an arrival flag · 2 acquire of an arrival flag · 3 a credit (every 97th) · 4 local completion
+ *   before reuse · 5 arrival flag before the payload */
+#ifndef MK_MUTATE
+#define MK_MUTATE 0
+#endif

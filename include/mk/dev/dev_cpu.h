@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* dev.h on the CPU: one thread is one block; `gpu` and `sys` scope are the same thing. Acquire and release on
+ * plain 64-bit words, no stand-alone fences. */
+#pragma once
+#include <stdbool.h>
+#include <stdint.h>
+#include <time.h>
+
+#define MK_DEV static inline __attribute__((unused))
+
+MK_DEV uint32_t mk_lane(void)
+{
+    return 0;
+}
+MK_DEV uint32_t mk_lanes(void)
+{
+    return 1;
+}
+MK_DEV void mk_block_sync(void)
+{
+}
+MK_DEV void mk_fence_async(void)
+{
+}
+
+#define MK_DEV_CPU_ACCESS(scope)                                                                             \
+    MK_DEV uint64_t mk_ld_rlx_##scope##_u64(const uint64_t *p)                                               \
+    {                                                                                                        \
+        return __atomic_load_n(p, __ATOMIC_RELAXED);                                                         \
+    }                                                                                                        \
+    MK_DEV uint64_t mk_ld_acq_##scope##_u64(const uint64_t *p)                                               \
+    {                                                                                                        \
+        return __atomic_load_n(p, __ATOMIC_ACQUIRE);                                                         \
+    }                                                                                                        \
+    MK_DEV void mk_st_rlx_##scope##_u64(uint64_t *p, uint64_t v)                                             \
+    {                                                                                                        \
+        __atomic_store_n(p, v, __ATOMIC_RELAXED);                                                            \
+    }                                                                                                        \
+    MK_DEV void mk_st_rel_##scope##_u64(uint64_t *p, uint64_t v)                                             \
+    {                                                                                                        \
+        __atomic_store_n(p, v, __ATOMIC_RELEASE);                                                            \
+    }
+MK_DEV_CPU_ACCESS(gpu)
+MK_DEV_CPU_ACCESS(sys)
+#undef MK_DEV_CPU_ACCESS
+
+/* Returns the value before. */
+MK_DEV uint64_t mk_add_gpu_u64(uint64_t *p, uint64_t v)
+{
+    return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL);
+}
+/* Stores `want` if *p is `have`; returns whether it did. */
+MK_DEV bool mk_cas_gpu_u64(uint64_t *p, uint64_t have, uint64_t want)
+{
+    return __atomic_compare_exchange_n(p, &have, want, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+}
+/* *p = max(*p, v), also between processes. */
+MK_DEV void mk_max_sys_u64(uint64_t *p, uint64_t v)
+{
+    uint64_t have = __atomic_load_n(p, __ATOMIC_RELAXED);
+    while (have < v && !__atomic_compare_exchange_n(p, &have, v, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED))
+        ;
+}
+MK_DEV uint64_t mk_now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}

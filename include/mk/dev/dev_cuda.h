@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* dev.h on the GPU (sm_80 and later): scopes are PTX scopes; acquire and release as in the PTX memory model. */
+#pragma once
+#include <stdint.h>
+
+#define MK_DEV static __device__ __forceinline__
+
+MK_DEV uint32_t mk_lane(void)
+{
+    return threadIdx.x;
+}
+MK_DEV uint32_t mk_lanes(void)
+{
+    return blockDim.x;
+}
+MK_DEV void mk_block_sync(void)
+{
+    __syncthreads();
+}
+MK_DEV void mk_fence_async(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async;" ::: "memory");
+#endif
+}
+
+#define MK_DEV_CUDA_ACCESS(scope)                                                                            \
+    MK_DEV uint64_t mk_ld_rlx_##scope##_u64(const uint64_t *p)                                               \
+    {                                                                                                        \
+        uint64_t v;                                                                                          \
+        asm volatile("ld.relaxed." #scope ".b64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");                   \
+        return v;                                                                                            \
+    }                                                                                                        \
+    MK_DEV uint64_t mk_ld_acq_##scope##_u64(const uint64_t *p)                                               \
+    {                                                                                                        \
+        uint64_t v;                                                                                          \
+        asm volatile("ld.acquire." #scope ".b64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");                   \
+        return v;                                                                                            \
+    }                                                                                                        \
+    MK_DEV void mk_st_rlx_##scope##_u64(uint64_t *p, uint64_t v)                                             \
+    {                                                                                                        \
+        asm volatile("st.relaxed." #scope ".b64 [%0], %1;" ::"l"(p), "l"(v) : "memory");                     \
+    }                                                                                                        \
+    MK_DEV void mk_st_rel_##scope##_u64(uint64_t *p, uint64_t v)                                             \
+    {                                                                                                        \
+        asm volatile("st.release." #scope ".b64 [%0], %1;" ::"l"(p), "l"(v) : "memory");                     \
+    }
+MK_DEV_CUDA_ACCESS(gpu)
+MK_DEV_CUDA_ACCESS(sys)
+#undef MK_DEV_CUDA_ACCESS
+
+MK_DEV uint64_t mk_add_gpu_u64(uint64_t *p, uint64_t v)
+{
+    uint64_t old;
+    asm volatile("atom.acq_rel.gpu.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(p), "l"(v) : "memory");
+    return old;
+}
+MK_DEV bool mk_cas_gpu_u64(uint64_t *p, uint64_t have, uint64_t want)
+{
+    uint64_t old;
+    asm volatile("atom.acq_rel.gpu.cas.b64 %0, [%1], %2, %3;" : "=l"(old) : "l"(p), "l"(have), "l"(want) : "memory");
+    return old == have;
+}
+MK_DEV void mk_max_sys_u64(uint64_t *p, uint64_t v)
+{
+    asm volatile("red.release.sys.max.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+MK_DEV uint64_t mk_now_ns(void)
+{
+    uint64_t t;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+    return t;
+}
