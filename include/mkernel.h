@@ -17,6 +17,9 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#ifdef __GNUC__
+#pragma GCC visibility push(default) /* what is declared here is exported, nothing else */
+#endif
 
 #define MK_VERSION_MAJOR 0
 #define MK_VERSION_MINOR 1
@@ -140,6 +143,9 @@ const char *mk_strerror(int error);
 /* What the last failed call of this thread complained about; "" if none. Valid until the thread's next call. */
 const char *mk_last_error(void);
 
+#ifdef __GNUC__
+#pragma GCC visibility pop
+#endif
 #ifdef __cplusplus
 }
 #endif

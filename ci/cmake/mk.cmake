@@ -1,12 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright mKernel authors
-# Functions that keep the folders' CMakeLists short.
+# Functions that keep the folders' CMakeLists short: libraries, programs, tests. Beside it: fuzz.cmake (mk_fuzz),
+# kernels.cmake (mk_find_nvcc, mk_kernels), install.cmake (mk_install).
 
 set(MK_SANITIZE "" CACHE STRING "gcc sanitizers, e.g. address,undefined or thread")
 if(MK_SANITIZE)
     add_compile_options(-fsanitize=${MK_SANITIZE} -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
     add_link_options(-fsanitize=${MK_SANITIZE})
 endif()
+
+include(${CMAKE_CURRENT_LIST_DIR}/fuzz.cmake)
+include(${CMAKE_CURRENT_LIST_DIR}/kernels.cmake)
+include(${CMAKE_CURRENT_LIST_DIR}/install.cmake)
 
 # An object library of the product: everything is in the shared object and in the commands.
 function(mk_object_library name)
@@ -29,36 +34,23 @@ function(mk_test folder name)
     target_compile_definitions(test_${folder}_${name} PRIVATE ${T_DEFS})
     set_target_properties(test_${folder}_${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
     target_include_directories(test_${folder}_${name} PRIVATE ${CMAKE_SOURCE_DIR})
-    add_test(NAME ${folder}.${name} COMMAND test_${folder}_${name} ${T_ARGS})
+    mk_add_test(${folder}.${name} TIMEOUT ${T_TIMEOUT} LABELS ${T_LABELS}
+                COMMAND test_${folder}_${name} ${T_ARGS})
+endfunction()
+
+# mk_add_test(folder.name [TIMEOUT s] [LABELS label...] COMMAND ...): a ctest of any command (a script, mkrun with
+# a program); exit 77 is a skip. Labels: cpu (default), gpu, vm, slow.
+function(mk_add_test name)
+    cmake_parse_arguments(T "" "TIMEOUT" "LABELS;COMMAND;ENVIRONMENT" ${ARGN})
+    add_test(NAME ${name} COMMAND ${T_COMMAND})
     if(NOT T_TIMEOUT)
         set(T_TIMEOUT 60)
     endif()
     if(NOT T_LABELS)
         set(T_LABELS cpu)
     endif()
-    set_tests_properties(${folder}.${name} PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${T_LABELS}" SKIP_RETURN_CODE 77)
-endfunction()
-
-# MK_HAVE_NVCC, MK_NVCC_PATH; says what happens without.
-function(mk_find_nvcc)
-    set(path "")
-    if(MK_NVCC STREQUAL "auto")
-        find_program(MK_NVCC_FOUND nvcc HINTS /usr/local/cuda/bin)
-        if(MK_NVCC_FOUND)
-            set(path ${MK_NVCC_FOUND})
-        endif()
-    elseif(NOT MK_NVCC STREQUAL "off")
-        set(path ${MK_NVCC})
+    set_tests_properties(${name} PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${T_LABELS}" SKIP_RETURN_CODE 77)
+    if(T_ENVIRONMENT)
+        set_tests_properties(${name} PROPERTIES ENVIRONMENT "${T_ENVIRONMENT}")
     endif()
-    if(path)
-        message(STATUS "kernels: built with ${path}")
-        set(MK_HAVE_NVCC TRUE PARENT_SCOPE)
-        set(MK_NVCC_PATH ${path} PARENT_SCOPE)
-    else()
-        message(STATUS "kernels: left out (no nvcc); the CPU executor is complete")
-        set(MK_HAVE_NVCC FALSE PARENT_SCOPE)
-    endif()
-endfunction()
-
-function(mk_install)
 endfunction()
