@@ -28,18 +28,19 @@ extern "C" {
 /* Errors. The code says whose fault it is; mk_last_error() says what happened. */
 enum {
     MK_SUCCESS = 0,
-    MK_ERR_AGAIN = -1,       /* internal back-pressure; no public function returns it */
-    MK_ERR_INVALID = -2,     /* an argument or a setting is wrong; nothing was touched */
-    MK_ERR_UNSUPPORTED = -3, /* correct, but not possible here; decided alike on all ranks; nothing was touched */
-    MK_ERR_NOMEM = -4,       /* out of memory */
-    MK_ERR_SYSTEM = -5,      /* the operating system refused something */
-    MK_ERR_NET = -6,         /* the network failed */
-    MK_ERR_PEER = -7,        /* another rank died or left */
-    MK_ERR_TIMEOUT = -8,     /* a bounded wait ran out */
-    MK_ERR_ABORTED = -9,     /* mk_comm_abort, here or on another rank */
-    MK_ERR_MISMATCH = -10,   /* the ranks disagree on what they are doing */
-    MK_ERR_CUDA = -11,       /* the CUDA driver failed */
-    MK_ERR_INTERNAL = -12    /* a defect of this library */
+    MK_ERR_AGAIN = -1,   /* internal back-pressure; no public function returns it */
+    MK_ERR_INVALID = -2, /* an argument or a setting is wrong; nothing was touched */
+    MK_ERR_UNSUPPORTED =
+        -3,              /* correct, but not possible here; decided alike on all ranks; nothing was touched */
+    MK_ERR_NOMEM = -4,   /* out of memory */
+    MK_ERR_SYSTEM = -5,  /* the operating system refused something */
+    MK_ERR_NET = -6,     /* the network failed */
+    MK_ERR_PEER = -7,    /* another rank died or left */
+    MK_ERR_TIMEOUT = -8, /* a bounded wait ran out */
+    MK_ERR_ABORTED = -9, /* mk_comm_abort, here or on another rank */
+    MK_ERR_MISMATCH = -10, /* the ranks disagree on what they are doing */
+    MK_ERR_CUDA = -11,     /* the CUDA driver failed */
+    MK_ERR_INTERNAL = -12  /* a defect of this library */
 };
 
 typedef struct mk_comm *mk_comm_t;
@@ -70,16 +71,18 @@ typedef struct {
 /* Settings of one communicator. Start from MK_CONFIG_INIT. A zero field means: take the environment's MK_*
  * setting, or its default. All ranks must give the same values for chunk, workspace and wire_fp32. */
 typedef struct {
-    size_t size;        /* sizeof(mk_config_t); lets later versions add fields */
-    size_t workspace;   /* bytes of staging (MK_WORKSPACE) */
-    size_t chunk;       /* bytes of a network chunk (MK_CHUNK) */
-    int threads;        /* block threads of the CPU executor (MK_THREADS) */
-    int wire_fp32;      /* 1: node sums travel as fp32 (MK_WIRE=fp32) */
-    double timeout;     /* seconds (MK_TIMEOUT) */
+    size_t size;         /* sizeof(mk_config_t); lets later versions add fields */
+    size_t workspace;    /* bytes of staging (MK_WORKSPACE) */
+    size_t chunk;        /* bytes of a network chunk (MK_CHUNK) */
+    int threads;         /* block threads of the CPU executor (MK_THREADS) */
+    int wire_fp32;       /* 1: node sums travel as fp32 (MK_WIRE=fp32) */
+    double timeout;      /* seconds (MK_TIMEOUT) */
     double peer_timeout; /* seconds a live peer may stay away (MK_PEER_TIMEOUT) */
 } mk_config_t;
 #define MK_CONFIG_INIT                                                                                       \
-    { sizeof(mk_config_t), 0, 0, 0, 0, 0.0, 0.0 }
+    {                                                                                                        \
+        sizeof(mk_config_t), 0, 0, 0, 0, 0.0, 0.0                                                            \
+    }
 
 /* Makes an id in the calling process, which then serves the meeting point of that communicator in a background
  * thread and must live until all ranks have initialised. The address is chosen by MK_IFNAME.

@@ -17,7 +17,7 @@ struct mk_dev {
 };
 struct mk_conn {
     struct mk_dev *dev;
-    void *user;            /* the engine's link */
+    void *user; /* the engine's link */
 };
 struct mk_mr {
     struct mk_dev *dev;
@@ -30,7 +30,7 @@ struct mk_rmem {
 };
 
 enum mk_wr_flags {
-    MK_WR_IMM = 1,      /* the peer's poll returns MK_WC_REMOTE with `imm`, after the payload is complete there */
+    MK_WR_IMM = 1, /* the peer's poll returns MK_WC_REMOTE with `imm`, after the payload is complete there */
     MK_WR_INLINE = 2,   /* source is inline_data (8 bytes), copied at post */
     MK_WR_DELIVERY = 4, /* local completion only when the payload is visible at the peer */
     MK_WR_SIGNALED = 8  /* produces a local completion; without it success is silent, failure is not */

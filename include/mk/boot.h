@@ -30,7 +30,8 @@ typedef void (*mk_boot_event_fn)(void *ctx, const struct mk_boot_event *event);
 int mk_boot_unique_id(const struct mk_settings *s, mk_unique_id_t *id);
 
 /* The three ways to meet; each returns when all ranks have said hello. s supplies timeout, job, ifname, root. */
-int mk_boot_init_id(const struct mk_settings *s, const mk_unique_id_t *id, int nranks, int rank, struct mk_boot **out);
+int mk_boot_init_id(const struct mk_settings *s, const mk_unique_id_t *id, int nranks, int rank,
+                    struct mk_boot **out);
 int mk_boot_init_root(const struct mk_settings *s, int nranks, int rank, struct mk_boot **out);
 int mk_boot_init_allgather(const struct mk_settings *s, int nranks, int rank,
                            int (*allgather)(void *ctx, const void *send, void *recv, size_t bytes), void *ctx,

@@ -12,12 +12,19 @@
 enum mk_part { MK_PART_FUSED = 0, MK_PART_COMPUTE = 1, MK_PART_COMM = 2 };
 
 /* mk_gemm_allreduce with a choice of part. Same arguments, rules and errors. */
-int mk_gemm_allreduce_part(mk_comm_t comm, enum mk_part part, mk_layout_t layout, int64_t m, int64_t n, int64_t k,
-                           mk_dtype_t dtype, const void *a, int64_t lda, const void *b, int64_t ldb, void *c,
-                           int64_t ldc, const mk_epilogue_t *epilogue);
+int mk_gemm_allreduce_part(mk_comm_t comm, enum mk_part part, mk_layout_t layout, int64_t m, int64_t n,
+                           int64_t k, mk_dtype_t dtype, const void *a, int64_t lda, const void *b,
+                           int64_t ldb, void *c, int64_t ldc, const mk_epilogue_t *epilogue);
 
 /* One line of a timeline: a block did a task of a role. Times in ns of mk_time_ns(). */
-enum mk_role { MK_ROLE_COMPUTE = 0, MK_ROLE_INTRA = 1, MK_ROLE_SEND = 2, MK_ROLE_RECV = 3, MK_ROLE_IDLE = 4, MK_ROLES = 5 };
+enum mk_role {
+    MK_ROLE_COMPUTE = 0,
+    MK_ROLE_INTRA = 1,
+    MK_ROLE_SEND = 2,
+    MK_ROLE_RECV = 3,
+    MK_ROLE_IDLE = 4,
+    MK_ROLES = 5
+};
 const char *mk_role_name(int role);
 struct mk_trace_event {
     uint64_t begin_ns, end_ns;
@@ -39,7 +46,7 @@ struct mk_comm_info {
     char transport[16], provider[64], adapter[16]; /* "" with one node */
     char gemm[32];                                 /* "openblas SkylakeX", "built-in" */
     uint64_t workspace, chunk;
-    uint64_t commands, batches, bytes;             /* of the proxy */
+    uint64_t commands, batches, bytes; /* of the proxy */
 };
 int mk_comm_info(mk_comm_t comm, struct mk_comm_info *out);
 /* Set-up helpers over the bootstrap, for timing all ranks at once and gathering their figures. */

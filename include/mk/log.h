@@ -8,7 +8,8 @@
 
 enum mk_log_level { MK_LOG_NONE = 0, MK_LOG_WARN = 1, MK_LOG_INFO = 2, MK_LOG_TRACE = 3 };
 
-void mk_log(enum mk_log_level level, const char *subsys, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+void mk_log(enum mk_log_level level, const char *subsys, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 bool mk_log_on(enum mk_log_level level);
 /* Rank shown in the lines of this process from now on (-1: none). */
 void mk_log_set_rank(int rank);

@@ -76,7 +76,8 @@ void mk_mr_dereg(struct mk_mr *mr); /* NULL allowed */
 int mk_link_open(struct mk_engine *e, const char *peer_name, struct mk_net_addr *mine, struct mk_link **out);
 int mk_link_connect(struct mk_link *l, const struct mk_net_addr *peer);
 void mk_link_close(struct mk_link *l);
-int mk_link_import(struct mk_link *l, const struct mk_net_key *key, struct mk_rmem **out); /* freed with the link */
+int mk_link_import(struct mk_link *l, const struct mk_net_key *key,
+                   struct mk_rmem **out); /* freed with the link */
 
 /* The flag words that peers set here: `n` words at flags[], and n shadow words (used by wide credits). Both lie in
  * memory that is registered and exported to the peers. step[i]: by how much flags[i] grows per use (ring slots:
@@ -90,7 +91,8 @@ struct mk_notes_desc {
     uint32_t n;
     struct mk_bell *bell;
 };
-int mk_notes_open(struct mk_engine *e, const struct mk_notes_desc *desc, uint32_t *base, struct mk_notes **out);
+int mk_notes_open(struct mk_engine *e, const struct mk_notes_desc *desc, uint32_t *base,
+                  struct mk_notes **out);
 void mk_notes_close(struct mk_notes *n);
 
 /* Tells the link where the peer's notes are: its base, its memory, and the offsets of flags and shadow in it. */
@@ -104,21 +106,21 @@ struct mk_peer_notes {
 int mk_link_set_notes(struct mk_link *l, const struct mk_peer_notes *notes);
 
 enum mk_put_flags {
-    MK_PUT_CREDIT = 1,    /* notification only; may be replaced by a later value of the same index */
-    MK_PUT_NO_NOTE = 2,   /* payload only */
-    MK_PUT_DELIVERY = 4   /* done means: the payload is visible at the peer (else: the source may be reused) */
+    MK_PUT_CREDIT = 1,  /* notification only; may be replaced by a later value of the same index */
+    MK_PUT_NO_NOTE = 2, /* payload only */
+    MK_PUT_DELIVERY = 4 /* done means: the payload is visible at the peer (else: the source may be reused) */
 };
 struct mk_put {
-    struct mk_mr *mr;      /* source; NULL with len 0 */
+    struct mk_mr *mr; /* source; NULL with len 0 */
     uint64_t local_off;
     uint32_t len;
-    struct mk_rmem *rmem;  /* destination */
+    struct mk_rmem *rmem; /* destination */
     uint64_t remote_off;
-    uint32_t note;         /* index within the peer's notes */
-    uint32_t use4;         /* low 4 bits of the use count after this use (flags step once a use; credits: value) */
-    uint64_t value;        /* what flags[note] is then */
+    uint32_t note;  /* index within the peer's notes */
+    uint32_t use4;  /* low 4 bits of the use count after this use (flags step once a use; credits: value) */
+    uint64_t value; /* what flags[note] is then */
     uint32_t flags;
-    uint64_t id;           /* given to done */
+    uint64_t id; /* given to done */
 };
 /* status 0 or MK_ERR_*: NET (the NIC said so), TIMEOUT (nothing heard for MK_TIMEOUT), ABORTED (link closed). */
 typedef void (*mk_put_done_fn)(void *ctx, struct mk_link *l, uint64_t id, int status);
@@ -142,7 +144,7 @@ struct mk_proxy_comm {
     struct mk_link *const *links;
     struct mk_mr *const *windows;
     struct mk_rmem *const *rwindows;
-    uint64_t *done;       /* completion table: done[cmd.done] = cmd.value (release, only upwards) */
+    uint64_t *done; /* completion table: done[cmd.done] = cmd.value (release, only upwards) */
     uint32_t ndone;
     struct mk_bell *bell; /* rung after a completion */
     /* a put failed; node says towards whom. Called on the proxy thread, at most once a node. */
@@ -150,11 +152,13 @@ struct mk_proxy_comm {
     void *ctx;
 };
 struct mk_proxy_stats {
-    uint64_t commands, batches, fill[9] /* batches of n commands */, window_waits, bytes, credits_merged, errors, sleeps;
+    uint64_t commands, batches, fill[9] /* batches of n commands */, window_waits, bytes, credits_merged,
+        errors, sleeps;
 };
 
 /* Starts the thread that drives e and a ring of 2^log2_slots commands. The proxy owns e from now on. */
-int mk_proxy_start(const struct mk_settings *s, struct mk_engine *e, uint32_t log2_slots, struct mk_proxy **out);
+int mk_proxy_start(const struct mk_settings *s, struct mk_engine *e, uint32_t log2_slots,
+                   struct mk_proxy **out);
 void mk_proxy_stop(struct mk_proxy *p); /* ends the thread, closes the engine; NULL allowed */
 struct mk_engine *mk_proxy_engine(struct mk_proxy *p);
 const struct mk_ring *mk_proxy_ring(struct mk_proxy *p);

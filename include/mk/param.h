@@ -11,6 +11,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+/* clang-format off */
 #define MK_SETTINGS(X)                                                                                       \
     X(root, "MK_ROOT", STR, "", net, "host:port where the ranks meet; rank 0 listens there")                 \
     X(rank, "MK_RANK", INT, "-1", fused, "rank of this process; unset: from torchrun, Open MPI or Slurm, else 0") \
@@ -44,6 +45,7 @@
     X(tuner, "MK_TUNER", WORD, "on", tuner, "off|observe|on")                                                \
     X(tuner_file, "MK_TUNER_FILE", STR, "", tuner, "file of learned starting points")                        \
     X(shared_gpu, "MK_SHARED_GPU", BOOL, "0", fused, "1: several ranks may share one GPU")
+/* clang-format on */
 
 /* Parsed values: STR and WORD as char arrays, the rest as numbers. SEC in seconds, USEC in microseconds, GBPS in
  * 1e9 bit/s, SIZE in bytes. */

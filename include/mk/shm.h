@@ -8,9 +8,9 @@
 #include <stdint.h>
 
 struct mk_shm {
-    void *addr;   /* page aligned, zeroed when made */
-    size_t size;  /* multiple of the page size */
-    int fd;       /* owner: the memfd; importer: -1 */
+    void *addr;  /* page aligned, zeroed when made */
+    size_t size; /* multiple of the page size */
+    int fd;      /* owner: the memfd; importer: -1 */
 };
 
 /* What a peer needs to map it: exchanged by value. key is stored at nothing; it guards against a recycled PID by

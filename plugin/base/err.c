@@ -9,6 +9,7 @@
 static _Thread_local char last_error[512];
 
 static const char *const names[] = {
+    /* clang-format off */
     "success",
     "try again",
     "invalid argument",
@@ -22,6 +23,7 @@ static const char *const names[] = {
     "ranks disagree",
     "CUDA error",
     "internal error",
+    /* clang-format on */
 };
 
 const char *mk_strerror(int error)

@@ -31,8 +31,8 @@ static const struct row rows[] = {
 #define NROWS (sizeof(rows) / sizeof(rows[0]))
 
 static const char *const kind_hint[] = {
-    "text shorter than 256 characters", "an integer", "0 or 1", "seconds", "a size in bytes, with K, M or G",
-    "a rate in Gbit/s", "microseconds", "one of the words",
+    "text shorter than 256 characters", "an integer",       "0 or 1",       "seconds",
+    "a size in bytes, with K, M or G",  "a rate in Gbit/s", "microseconds", "one of the words",
 };
 
 const char *mk_env(const char *name)
@@ -167,7 +167,8 @@ int mk_settings_load(struct mk_settings *out, bool strict)
     if (s.batch < 1 || s.batch > 8)
         return mk_fail_quiet(MK_ERR_INVALID, "setting MK_BATCH=%lld is not 1 to 8", (long long)s.batch);
     if (s.threads < 0 || s.threads > 1024)
-        return mk_fail_quiet(MK_ERR_INVALID, "setting MK_THREADS=%lld is not 0 to 1024", (long long)s.threads);
+        return mk_fail_quiet(MK_ERR_INVALID, "setting MK_THREADS=%lld is not 0 to 1024",
+                             (long long)s.threads);
     if (s.r < 1)
         return mk_fail_quiet(MK_ERR_INVALID, "setting MK_R=%lld is not at least 1", (long long)s.r);
     if (s.timeout < 0.1)

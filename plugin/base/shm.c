@@ -29,7 +29,8 @@ int mk_shm_create(const char *what, size_t size, struct mk_shm *out)
     }
     void *addr = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (addr == MAP_FAILED) {
-        const int ret = mk_fail(MK_ERR_NOMEM, "BASE", "mapping %zu bytes for %s: %s", size, what, strerror(errno));
+        const int ret =
+            mk_fail(MK_ERR_NOMEM, "BASE", "mapping %zu bytes for %s: %s", size, what, strerror(errno));
         close(fd);
         return ret;
     }
@@ -61,14 +62,15 @@ int mk_shm_import(const struct mk_shm_ref *ref, struct mk_shm *out)
                        strerror(errno));
     if (fstat(fd, &st) || (uint64_t)st.st_ino != ref->inode || (uint64_t)st.st_size != ref->size) {
         close(fd);
-        return mk_fail(MK_ERR_PEER, "BASE", "shared memory of process %d is not what it announced", (int)ref->pid);
+        return mk_fail(MK_ERR_PEER, "BASE", "shared memory of process %d is not what it announced",
+                       (int)ref->pid);
     }
     void *addr = mmap(NULL, ref->size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     const int err = errno;
     close(fd);
     if (addr == MAP_FAILED)
-        return mk_fail(MK_ERR_NOMEM, "BASE", "mapping %llu bytes of process %d: %s", (unsigned long long)ref->size,
-                       (int)ref->pid, strerror(err));
+        return mk_fail(MK_ERR_NOMEM, "BASE", "mapping %llu bytes of process %d: %s",
+                       (unsigned long long)ref->size, (int)ref->pid, strerror(err));
     out->addr = addr;
     out->size = ref->size;
     out->fd = -1;

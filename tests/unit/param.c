@@ -90,8 +90,11 @@ static void error_names(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(defaults),  cmocka_unit_test(malformed),   cmocka_unit_test(unknown_is_no_error_for_the_library),
-        cmocka_unit_test(launchers), cmocka_unit_test(error_names),
+        cmocka_unit_test(defaults),
+        cmocka_unit_test(malformed),
+        cmocka_unit_test(unknown_is_no_error_for_the_library),
+        cmocka_unit_test(launchers),
+        cmocka_unit_test(error_names),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -27,9 +27,9 @@
 #include "mk/dev/dev.h"
 
 enum mk_cmd_kind {
-    MK_CMD_NOP = 0,    /* a slot claimed by a block that aborted */
-    MK_CMD_WRITE = 1,  /* payload, then notification: the flag names a payload that is complete */
-    MK_CMD_CREDIT = 2  /* notification alone; a later credit of the same index may replace an earlier one */
+    MK_CMD_NOP = 0,   /* a slot claimed by a block that aborted */
+    MK_CMD_WRITE = 1, /* payload, then notification: the flag names a payload that is complete */
+    MK_CMD_CREDIT = 2 /* notification alone; a later credit of the same index may replace an earlier one */
 };
 #define MK_CMD_NO_DONE 0x0fffffffu
 

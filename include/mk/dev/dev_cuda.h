@@ -59,7 +59,10 @@ MK_DEV uint64_t mk_add_gpu_u64(uint64_t *p, uint64_t v)
 MK_DEV bool mk_cas_gpu_u64(uint64_t *p, uint64_t have, uint64_t want)
 {
     uint64_t old;
-    asm volatile("atom.acq_rel.gpu.cas.b64 %0, [%1], %2, %3;" : "=l"(old) : "l"(p), "l"(have), "l"(want) : "memory");
+    asm volatile("atom.acq_rel.gpu.cas.b64 %0, [%1], %2, %3;"
+                 : "=l"(old)
+                 : "l"(p), "l"(have), "l"(want)
+                 : "memory");
     return old == have;
 }
 MK_DEV void mk_max_sys_u64(uint64_t *p, uint64_t v)
