@@ -7,6 +7,13 @@ set(MK_SANITIZE "" CACHE STRING "gcc sanitizers, e.g. address,undefined or threa
 if(MK_SANITIZE)
     add_compile_options(-fsanitize=${MK_SANITIZE} -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
     add_link_options(-fsanitize=${MK_SANITIZE})
+    # For every ctest; the reasons of the suppressions stand in their files.
+    set(suppressions ${CMAKE_SOURCE_DIR}/ci/suppressions)
+    set(MK_SANITIZE_ENVIRONMENT
+        ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1:check_initialization_order=1
+        UBSAN_OPTIONS=print_stacktrace=1
+        LSAN_OPTIONS=suppressions=${suppressions}/lsan.txt:print_suppressions=0
+        TSAN_OPTIONS=suppressions=${suppressions}/tsan.txt:second_deadlock_stack=1)
 endif()
 
 include(${CMAKE_CURRENT_LIST_DIR}/fuzz.cmake)
@@ -50,7 +57,10 @@ function(mk_add_test name)
         set(T_LABELS cpu)
     endif()
     set_tests_properties(${name} PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${T_LABELS}" SKIP_RETURN_CODE 77)
-    if(T_ENVIRONMENT)
-        set_tests_properties(${name} PROPERTIES ENVIRONMENT "${T_ENVIRONMENT}")
-    endif()
+    set_tests_properties(${name} PROPERTIES ENVIRONMENT "${T_ENVIRONMENT};${MK_SANITIZE_ENVIRONMENT}")
+endfunction()
+
+# A ctest that cannot run here, with the reason.
+function(mk_add_skip name reason)
+    mk_add_test(${name} COMMAND sh -c "echo 'skip: ${name}: ${reason}' && exit 77")
 endfunction()
