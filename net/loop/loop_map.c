@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* Memory of the loop transport: registration of our own, maps of the peers'. */
+#include "loop_state.h"
+#include "mk/err.h"
+#include <stdlib.h>
+#include <string.h>
+
+int mk_loop_map_get(struct mk_loop_dev *d, const struct mk_shm_ref *ref, struct mk_loop_map **out)
+{
+    for (struct mk_loop_map *m = d->maps; m; m = m->next)
+        if (m->ref.pid == ref->pid && m->ref.inode == ref->inode) {
+            m->refs++;
+            *out = m;
+            return 0;
+        }
+    struct mk_loop_map *m = calloc(1, sizeof(*m));
+    if (!m)
+        return mk_fail(MK_ERR_NOMEM, "NET", "loop: no memory for a map of process %d", (int)ref->pid);
+    const int ret = mk_shm_import(ref, &m->shm);
+    if (ret) {
+        free(m);
+        return ret;
+    }
+    m->ref = *ref;
+    m->refs = 1;
+    m->next = d->maps;
+    d->maps = m;
+    *out = m;
+    return 0;
+}
+
+void mk_loop_map_put(struct mk_loop_dev *d, struct mk_loop_map *m)
+{
+    if (!m || --m->refs)
+        return;
+    struct mk_loop_map **at = &d->maps;
+    while (*at != m)
+        at = &(*at)->next;
+    *at = m->next;
+    mk_shm_release(&m->shm);
+    free(m);
+}
+
+int mk_loop_reg(struct mk_dev *dev, void *addr, size_t len, const struct mk_shm *shm, struct mk_mr **out)
+{
+    const uintptr_t a = (uintptr_t)addr, s = shm ? (uintptr_t)shm->addr : 0;
+    if (shm && (a < s || a - s > shm->size || len > shm->size - (a - s)))
+        return mk_fail(MK_ERR_INVALID, "NET",
+                       "loop: the registered range (%zu bytes) is not in its shared memory", len);
+    struct mk_loop_mr *mr = calloc(1, sizeof(*mr));
+    if (!mr)
+        return mk_fail(MK_ERR_NOMEM, "NET", "loop: no memory for a registration");
+    mr->base.dev = dev;
+    mr->base.addr = addr;
+    mr->base.len = len;
+    mr->key.magic = MK_LOOP_MAGIC;
+    mr->key.len = len;
+    if (shm && shm->fd >= 0) {
+        mr->key.shared = 1;
+        mr->key.offset = a - s;
+        mk_shm_ref(shm, &mr->key.memory);
+    }
+    *out = &mr->base;
+    return 0;
+}
+
+/* Writes that still read from the memory end in error: it may be unmapped as soon as we return. */
+void mk_loop_dereg(struct mk_mr *mr)
+{
+    if (!mr)
+        return;
+    mk_loop_cancel_mr((struct mk_loop_dev *)mr->dev, mr);
+    free(mr);
+}
+
+void mk_loop_key(const struct mk_mr *mr, struct mk_net_key *out)
+{
+    static_assert(sizeof(struct mk_loop_key) <= sizeof(out->bytes), "the key fits");
+    memset(out, 0, sizeof(*out));
+    memcpy(out->bytes, &((const struct mk_loop_mr *)mr)->key, sizeof(struct mk_loop_key));
+}
+
+int mk_loop_import(struct mk_conn *conn, const struct mk_net_key *key, struct mk_rmem **out)
+{
+    struct mk_loop_conn *c = (struct mk_loop_conn *)conn;
+    struct mk_loop_key k;
+    memcpy(&k, key->bytes, sizeof(k));
+    if (k.magic != MK_LOOP_MAGIC)
+        return mk_fail(MK_ERR_INVALID, "NET", "loop: this is not a key of the loop transport");
+    if (!k.shared)
+        return mk_fail(MK_ERR_INVALID, "NET",
+                       "loop: the peer's memory is not shared memory; it cannot be written");
+    if (k.offset > k.memory.size || k.len > k.memory.size - k.offset)
+        return mk_fail(MK_ERR_INVALID, "NET", "loop: the key names bytes beyond the peer's memory");
+    struct mk_loop_rmem *r = calloc(1, sizeof(*r));
+    if (!r)
+        return mk_fail(MK_ERR_NOMEM, "NET", "loop: no memory for an imported key");
+    const int ret = mk_loop_map_get(c->dev, &k.memory, &r->map);
+    if (ret) {
+        free(r);
+        return ret;
+    }
+    r->dev = c->dev;
+    r->base.conn = conn;
+    r->base.len = k.len;
+    r->addr = (uint8_t *)r->map->shm.addr + k.offset;
+    *out = &r->base;
+    return 0;
+}
+
+void mk_loop_unimport(struct mk_rmem *rmem)
+{
+    struct mk_loop_rmem *r = (struct mk_loop_rmem *)rmem;
+    if (!r)
+        return;
+    mk_loop_map_put(r->dev, r->map);
+    free(r);
+}
