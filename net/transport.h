@@ -14,6 +14,7 @@ struct mk_settings;
 struct mk_dev {
     const struct mk_net_ops *ops;
     struct mk_caps caps;
+    void *user; /* the engine */
 };
 struct mk_conn {
     struct mk_dev *dev;

@@ -81,8 +81,10 @@ int mk_link_import(struct mk_link *l, const struct mk_net_key *key,
 
 /* The flag words that peers set here: `n` words at flags[], and n shadow words (used by wide credits). Both lie in
  * memory that is registered and exported to the peers. step[i]: by how much flags[i] grows per use (ring slots:
- * the ring's size; credits: 1). Flags start at the value before the first use. The words are written by this
- * engine's progress (adapter immediate) or by the NIC (adapter flag). bell, if not NULL, is rung after a change.
+ * the ring's size; credits: 1). Flags start at the value before the first use: slot k of a ring of S at k + 1 - S
+ * (mod 2^64), its first use count is 1; where step is 1 the use count is the value itself. The words are written
+ * by this engine's progress (adapter immediate) or by the NIC (adapter flag; then bells are rung by a progress
+ * that finds nothing else to do and sees a changed word). bell, if not NULL, is rung after a change.
  * *base: number of this table's first index in the engine's space, for the peers' mk_link_set_notes. */
 struct mk_notes_desc {
     uint64_t *flags;
@@ -122,7 +124,8 @@ struct mk_put {
     uint32_t flags;
     uint64_t id; /* given to done */
 };
-/* status 0 or MK_ERR_*: NET (the NIC said so), TIMEOUT (nothing heard for MK_TIMEOUT), ABORTED (link closed). */
+/* Called inside mk_engine_progress, mk_link_put or mk_link_close; may put, may close its link.
+ * status 0 or MK_ERR_*: NET (the NIC said so), TIMEOUT (nothing heard for MK_TIMEOUT), ABORTED (link closed). */
 typedef void (*mk_put_done_fn)(void *ctx, struct mk_link *l, uint64_t id, int status);
 void mk_link_on_done(struct mk_link *l, mk_put_done_fn fn, void *ctx);
 

@@ -1,0 +1,262 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* The engine: which transport and which completion adapter, memory, and the one function that drives it all.
+ * From a put to the wire: mk_link_put (link.c), build (adapter.c), post (the transport). */
+#include "net/adapter.h"
+#include "mk/err.h"
+#include "mk/log.h"
+#include "mk/param.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define POLLS_PER_CLOCK 64u
+
+/* `loop` is for ranks on one host and for tests: only on request. */
+static const struct {
+    const char *name;
+    const struct mk_net_ops *ops;
+    bool automatic;
+} transports[] = {
+    {"ofi", &mk_ofi_ops, true},
+    {"loop", &mk_loop_ops, false},
+};
+#define NTRANSPORTS (sizeof(transports) / sizeof(transports[0]))
+
+/* ---- opening ---- */
+
+static int choose_adapter(const struct mk_settings *s, const char *want, struct mk_engine *e)
+{
+    /* libfabric's promises of order were never seen broken, nor are they declarations of a fabric: on request */
+    const bool ordered = s->ordered || (e->caps.ordered && strcmp(e->caps.transport, "ofi"));
+    const bool flag = want ? !strcmp(want, "flag") : ordered;
+    if (!flag && e->caps.immediate_bits < 32)
+        return mk_fail(
+            MK_ERR_UNSUPPORTED, "NET",
+            "%s (%s) carries %u bits of immediate data, 32 are needed; if it keeps the order of writes, "
+            "MK_ORDERED=1 does without",
+            e->caps.transport, e->caps.provider, e->caps.immediate_bits);
+    e->adapter = flag ? &mk_adapter_flag : &mk_adapter_immediate;
+    snprintf(e->caps.adapter, sizeof(e->caps.adapter), "%s", e->adapter->name);
+    return 0;
+}
+
+int mk_engine_open_with(const struct mk_settings *s, const struct mk_net_ops *ops, const char *adapter,
+                        struct mk_engine **out)
+{
+    struct mk_engine *e = calloc(1, sizeof(*e));
+    if (!e)
+        return mk_fail(MK_ERR_NOMEM, "NET", "an engine");
+    int ret = ops->open(s, &e->dev);
+    if (ret)
+        goto free_engine;
+    e->ops = ops;
+    e->caps = e->dev->caps;
+    if (e->caps.max_batch < 2 || !e->caps.depth) {
+        ret = mk_fail(MK_ERR_UNSUPPORTED, "NET", "%s: %u work requests a post, %u in flight are too few",
+                      e->caps.transport, e->caps.max_batch, e->caps.depth);
+        goto close_dev;
+    }
+    ret = choose_adapter(s, adapter, e);
+    if (ret)
+        goto close_dev;
+    const uint64_t now = mk_time_ns();
+    e->dev->user = e;
+    e->batch = (int)(s->batch < (int64_t)e->caps.max_batch ? s->batch : (int64_t)e->caps.max_batch);
+    e->timeout = s->timeout;
+    e->tick_ns = (uint64_t)(s->timeout * 1e9 / MK_TICKS);
+    e->next_tick = now + e->tick_ns;
+    mk_pace_init(&e->pace, s->loop_gbps, now);
+    MK_INFO("NET", "transport %s, provider %s, completion by %s, batches of %d", e->caps.transport,
+            e->caps.provider, e->caps.adapter, e->batch);
+    *out = e;
+    return 0;
+close_dev:
+    ops->close(e->dev);
+free_engine:
+    free(e);
+    return ret;
+}
+
+int mk_engine_open(const struct mk_settings *s, struct mk_engine **out)
+{
+    const bool automatic = !strcmp(s->net, "auto");
+    char why[300] = "none is built in";
+    for (size_t i = 0; i < NTRANSPORTS; i++) {
+        if (automatic ? !transports[i].automatic : strcmp(transports[i].name, s->net))
+            continue;
+        const int ret = mk_engine_open_with(s, transports[i].ops, NULL, out);
+        if (ret != MK_ERR_UNSUPPORTED || !automatic)
+            return ret;
+        snprintf(why, sizeof(why), "%s: %.280s", transports[i].name, mk_last_error());
+    }
+    if (!automatic)
+        return mk_fail(MK_ERR_UNSUPPORTED, "NET", "transport MK_NET=%s is not in this build", s->net);
+    return mk_fail(
+        MK_ERR_UNSUPPORTED, "NET",
+        "no transport works here (%s); install libfabric (Debian, Ubuntu: apt install libfabric1), or set "
+        "MK_NET=loop if all ranks are on this host",
+        why);
+}
+
+void mk_engine_close(struct mk_engine *e)
+{
+    if (!e)
+        return;
+    while (e->links) {
+        struct mk_link *l = e->links;
+        mk_link_close(l);
+        if (e->links == l)
+            mk_link_free(l); /* was closed before, inside a progress that never ended */
+    }
+    while (e->notes)
+        mk_notes_close(e->notes);
+    while (e->nmr)
+        mk_mr_dereg(e->mr[e->nmr - 1]);
+    MK_INFO(
+        "NET",
+        "%s closed: %llu puts, %llu bytes, %llu batches, %llu credits (%llu merged, %llu wide), %llu strays, "
+        "%llu errors",
+        e->caps.transport, (unsigned long long)e->n.puts, (unsigned long long)e->n.bytes,
+        (unsigned long long)e->n.batches, (unsigned long long)e->n.credits,
+        (unsigned long long)e->n.credits_merged, (unsigned long long)e->n.credits_wide,
+        (unsigned long long)e->n.strays, (unsigned long long)e->n.errors);
+    e->ops->close(e->dev);
+    free(e->mr);
+    free(e);
+}
+
+const struct mk_caps *mk_engine_caps(const struct mk_engine *e)
+{
+    return &e->caps;
+}
+
+/* ---- memory ---- */
+
+int mk_engine_reg(struct mk_engine *e, void *addr, size_t len, const struct mk_shm *shm, struct mk_mr **out)
+{
+    struct mk_mr *mr;
+    struct mk_mr **list = realloc(e->mr, (e->nmr + 1) * sizeof(struct mk_mr *));
+    if (!list)
+        return mk_fail(MK_ERR_NOMEM, "NET", "registering %zu bytes", len);
+    e->mr = list;
+    const int ret = e->ops->reg(e->dev, addr, len, shm, &mr);
+    if (ret)
+        return ret;
+    e->mr[e->nmr++] = mr;
+    *out = mr;
+    return 0;
+}
+
+void mk_mr_key(const struct mk_mr *mr, struct mk_net_key *out)
+{
+    memset(out, 0, sizeof(*out));
+    mr->dev->ops->key(mr, out);
+}
+
+void mk_mr_dereg(struct mk_mr *mr)
+{
+    if (!mr)
+        return;
+    struct mk_engine *e = mr->dev->user;
+    for (uint32_t i = 0; i < e->nmr; i++)
+        if (e->mr[i] == mr) {
+            e->mr[i] = e->mr[--e->nmr];
+            break;
+        }
+    e->ops->dereg(mr);
+}
+
+/* ---- progress ---- */
+
+static void free_zombies(struct mk_engine *e)
+{
+    struct mk_link *next;
+    e->zombies = false;
+    for (struct mk_link *l = e->links; l; l = next) {
+        next = l->next;
+        if (l->closing)
+            mk_link_free(l);
+    }
+}
+
+static void fail_all(struct mk_engine *e, int code)
+{
+    char why[160];
+    snprintf(why, sizeof(why), "%s", mk_last_error());
+    e->error = code;
+    for (struct mk_link *l = e->links; l; l = l->next)
+        mk_link_fail(l, code, "%s failed, %s is out of reach: %.100s", e->caps.transport, l->name, why);
+}
+
+/* Reads the clock now and then. Ticks count looks, not time: a caller that stayed away for long does not make
+ * puts late whose completions it has not fetched. */
+static void watch(struct mk_engine *e)
+{
+    e->polls = 0;
+    const uint64_t now = mk_time_ns();
+    if (now < e->next_tick)
+        return;
+    e->next_tick = now + e->tick_ns;
+    e->tick++;
+    for (struct mk_link *l = e->links; l; l = l->next)
+        mk_link_check_late(l, now);
+}
+
+static void dispatch(struct mk_engine *e, const struct mk_wc *wc)
+{
+    if (wc->kind == MK_WC_REMOTE)
+        e->adapter->remote(e, wc->imm);
+    else if (wc->conn && wc->conn->user)
+        mk_link_complete(wc->conn->user, wc);
+    else
+        e->n.strays++;
+}
+
+int mk_engine_progress(struct mk_engine *e)
+{
+    struct mk_wc wc[MK_POLL_MAX];
+    if (e->error)
+        return e->error;
+    e->busy++;
+    int events = e->ops->poll(e->dev, wc, MK_POLL_MAX);
+    if (events < 0) {
+        fail_all(e, events);
+    } else {
+        for (int i = 0; i < events; i++)
+            dispatch(e, &wc[i]);
+        if (!events)
+            e->adapter->look(e);
+        mk_notes_ring(e);
+        for (struct mk_link *l = e->links; l; l = l->next)
+            if (mk_link_waits(l))
+                events += mk_link_flush(l);
+        if (++e->polls >= POLLS_PER_CLOCK)
+            watch(e);
+    }
+    e->busy--;
+    if (e->zombies && !e->busy)
+        free_zombies(e);
+    return events;
+}
+
+void mk_engine_wait(struct mk_engine *e, uint64_t ns)
+{
+    uint64_t now = 0;
+    for (const struct mk_link *l = e->links; l && ns; l = l->next) {
+        if (!mk_link_waits(l))
+            continue;
+        if (!now)
+            now = mk_time_ns();
+        const uint64_t due = mk_link_due(l, now);
+        ns = due < ns ? due : ns;
+    }
+    if (ns)
+        e->ops->wait(e->dev, ns);
+    e->polls = POLLS_PER_CLOCK; /* the next progress reads the clock */
+}
+
+void mk_engine_wake(struct mk_engine *e)
+{
+    e->ops->wake(e->dev);
+}
