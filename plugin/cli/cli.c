@@ -12,15 +12,18 @@
 static const char *program = "mkernel";
 static bool muted;
 
-void mk_cli_init(const char *name) {
+void mk_cli_init(const char *name)
+{
     program = name;
 }
 
-void mk_cli_mute(void) {
+void mk_cli_mute(void)
+{
     muted = true;
 }
 
-static void say(const char *tail, const char *fmt, va_list ap) {
+static void say(const char *tail, const char *fmt, va_list ap)
+{
     char text[1024], line[1280];
     if (muted)
         return;
@@ -33,14 +36,16 @@ static void say(const char *tail, const char *fmt, va_list ap) {
         return; /* nowhere left to complain */
 }
 
-void mk_cli_say(const char *fmt, ...) {
+void mk_cli_say(const char *fmt, ...)
+{
     va_list ap;
     va_start(ap, fmt);
     say("", fmt, ap);
     va_end(ap);
 }
 
-int mk_cli_usage(const char *fmt, ...) {
+int mk_cli_usage(const char *fmt, ...)
+{
     char tail[64];
     snprintf(tail, sizeof(tail), " (%s --help explains)", program);
     va_list ap;
@@ -50,7 +55,8 @@ int mk_cli_usage(const char *fmt, ...) {
     return MK_EXIT_USAGE;
 }
 
-int mk_cli_bad_option(int c, char *const *argv) {
+int mk_cli_bad_option(int c, char *const *argv)
+{
     const char *arg = argv[optind - 1];
     if (c == ':')
         return mk_cli_usage("%s needs a value", arg);
@@ -59,7 +65,8 @@ int mk_cli_bad_option(int c, char *const *argv) {
     return mk_cli_usage("%s is not an option%s", arg, strchr(arg, '=') ? ", or takes no value" : "");
 }
 
-int mk_cli_flush(void) {
+int mk_cli_flush(void)
+{
     errno = 0;
     if (!fflush(stdout) && !ferror(stdout))
         return MK_EXIT_OK;
@@ -67,17 +74,20 @@ int mk_cli_flush(void) {
     return MK_EXIT_FAILED;
 }
 
-int mk_cli_print(const char *text) {
+int mk_cli_print(const char *text)
+{
     fputs(text, stdout);
     return mk_cli_flush();
 }
 
-int mk_cli_version(void) {
+int mk_cli_version(void)
+{
     printf("%s %d.%d.%d\n", program, MK_VERSION_MAJOR, MK_VERSION_MINOR, MK_VERSION_PATCH);
     return mk_cli_flush();
 }
 
-bool mk_cli_number(const char *text, long long min, long long max, long long *out) {
+bool mk_cli_number(const char *text, long long min, long long max, long long *out)
+{
     char *end;
     if (!*text || strspn(text, "0123456789") != strlen(text))
         return false;

@@ -9,7 +9,8 @@
 #include <string.h>
 
 /* Bytes of the valid UTF-8 sequence at s, or 0: no overlong forms, no surrogates, nothing above U+10FFFF. */
-static int utf8_len(const unsigned char *s) {
+static int utf8_len(const unsigned char *s)
+{
     if (s[0] < 0x80)
         return 1;
     const int len = s[0] >= 0xf0 ? 4 : s[0] >= 0xe0 ? 3 : 2;
@@ -24,7 +25,8 @@ static int utf8_len(const unsigned char *s) {
     return len;
 }
 
-static void put_string(FILE *f, const char *text) {
+static void put_string(FILE *f, const char *text)
+{
     fputc('"', f);
     for (const unsigned char *s = (const unsigned char *)text; *s;) {
         const int len = utf8_len(s);
@@ -48,14 +50,16 @@ static void put_string(FILE *f, const char *text) {
     fputc('"', f);
 }
 
-static void indent(struct mk_json *j) {
+static void indent(struct mk_json *j)
+{
     fputc('\n', j->file);
     for (int i = 0; i < j->depth; i++)
         fputs("  ", j->file);
 }
 
 /* Comma, line and name before a value. */
-static void lead(struct mk_json *j, const char *name) {
+static void lead(struct mk_json *j, const char *name)
+{
     if (!j->depth) {
         j->wrong |= name || !j->first[0];
         j->first[0] = false;
@@ -76,7 +80,8 @@ static void lead(struct mk_json *j, const char *name) {
     }
 }
 
-static void open_value(struct mk_json *j, const char *name, bool array, bool flat) {
+static void open_value(struct mk_json *j, const char *name, bool array, bool flat)
+{
     lead(j, name);
     if (j->depth + 1 == MK_JSON_DEPTH) {
         j->wrong = true;
@@ -89,13 +94,15 @@ static void open_value(struct mk_json *j, const char *name, bool array, bool fla
     j->first[d] = true;
 }
 
-void mk_json_begin(struct mk_json *j, FILE *file) {
+void mk_json_begin(struct mk_json *j, FILE *file)
+{
     memset(j, 0, sizeof(*j));
     j->file = file;
     j->first[0] = true;
 }
 
-int mk_json_open(struct mk_json *j, const char *path) {
+int mk_json_open(struct mk_json *j, const char *path)
+{
     struct mk_out out;
     const int ret = mk_out_open(&out, path);
     if (ret) {
@@ -107,7 +114,8 @@ int mk_json_open(struct mk_json *j, const char *path) {
     return 0;
 }
 
-int mk_json_close(struct mk_json *j) {
+int mk_json_close(struct mk_json *j)
+{
     fputc('\n', j->file);
     if (j->wrong || j->depth) {
         mk_json_cancel(j);
@@ -121,24 +129,29 @@ int mk_json_close(struct mk_json *j) {
     return 0;
 }
 
-void mk_json_cancel(struct mk_json *j) {
+void mk_json_cancel(struct mk_json *j)
+{
     mk_out_cancel(&j->out);
     j->file = NULL;
 }
 
-void mk_json_object(struct mk_json *j, const char *name) {
+void mk_json_object(struct mk_json *j, const char *name)
+{
     open_value(j, name, false, false);
 }
 
-void mk_json_array(struct mk_json *j, const char *name) {
+void mk_json_array(struct mk_json *j, const char *name)
+{
     open_value(j, name, true, false);
 }
 
-void mk_json_object_flat(struct mk_json *j, const char *name) {
+void mk_json_object_flat(struct mk_json *j, const char *name)
+{
     open_value(j, name, false, true);
 }
 
-void mk_json_end(struct mk_json *j) {
+void mk_json_end(struct mk_json *j)
+{
     if (!j->depth) {
         j->wrong = true;
         return;
@@ -149,7 +162,8 @@ void mk_json_end(struct mk_json *j) {
     fputc(j->array[d] ? ']' : '}', j->file);
 }
 
-void mk_json_text(struct mk_json *j, const char *name, const char *value) {
+void mk_json_text(struct mk_json *j, const char *name, const char *value)
+{
     lead(j, name);
     if (value)
         put_string(j->file, value);
@@ -157,17 +171,20 @@ void mk_json_text(struct mk_json *j, const char *name, const char *value) {
         fputs("null", j->file);
 }
 
-void mk_json_int(struct mk_json *j, const char *name, int64_t value) {
+void mk_json_int(struct mk_json *j, const char *name, int64_t value)
+{
     lead(j, name);
     fprintf(j->file, "%" PRId64, value);
 }
 
-void mk_json_bool(struct mk_json *j, const char *name, bool value) {
+void mk_json_bool(struct mk_json *j, const char *name, bool value)
+{
     lead(j, name);
     fputs(value ? "true" : "false", j->file);
 }
 
-void mk_json_real(struct mk_json *j, const char *name, double value) {
+void mk_json_real(struct mk_json *j, const char *name, double value)
+{
     char text[40];
     lead(j, name);
     if (!isfinite(value)) {

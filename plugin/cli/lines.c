@@ -42,7 +42,8 @@ struct mk_lines {
     int polled_out; /* stream whose readiness was asked for, 0: none */
 };
 
-int mk_lines_open(int ranks, bool prefix, struct mk_lines **out) {
+int mk_lines_open(int ranks, bool prefix, struct mk_lines **out)
+{
     struct mk_lines *l = calloc(1, sizeof(*l));
     struct pipe_end *pipes = calloc(2 * (size_t)ranks, sizeof(*pipes));
     if (!l || !pipes) {
@@ -57,7 +58,8 @@ int mk_lines_open(int ranks, bool prefix, struct mk_lines **out) {
     return 0;
 }
 
-void mk_lines_add(struct mk_lines *l, int rank, int stream, int fd) {
+void mk_lines_add(struct mk_lines *l, int rank, int stream, int fd)
+{
     if (l->npipes == l->room) {
         close(fd);
         return;
@@ -66,11 +68,13 @@ void mk_lines_add(struct mk_lines *l, int rank, int stream, int fd) {
     l->pipes[l->npipes++] = (struct pipe_end){.fd = fd, .rank = rank, .stream = stream};
 }
 
-int mk_lines_poll_max(const struct mk_lines *l) {
+int mk_lines_poll_max(const struct mk_lines *l)
+{
     return l->room + 1;
 }
 
-int mk_lines_poll(struct mk_lines *l, struct pollfd *p) {
+int mk_lines_poll(struct mk_lines *l, struct pollfd *p)
+{
     int n = 0;
     l->polled_out = l->first ? l->first->stream : 0;
     if (l->polled_out)
@@ -82,7 +86,8 @@ int mk_lines_poll(struct mk_lines *l, struct pollfd *p) {
 }
 
 /* The place for `len` more bytes of a stream at the end of the queue, or NULL. */
-static char *queue_room(struct mk_lines *l, int stream, size_t len) {
+static char *queue_room(struct mk_lines *l, int stream, size_t len)
+{
     struct piece *q = l->last;
     if (!q || q->stream != stream || q->room - q->len < len) {
         const size_t room = len < PIECE ? PIECE : len;
@@ -101,7 +106,8 @@ static char *queue_room(struct mk_lines *l, int stream, size_t len) {
     return q->text + q->len - len;
 }
 
-static void queue_line(struct mk_lines *l, const struct pipe_end *e, const char *text, size_t len) {
+static void queue_line(struct mk_lines *l, const struct pipe_end *e, const char *text, size_t len)
+{
     char head[24] = "";
     if (l->error[e->stream])
         return;
@@ -118,7 +124,8 @@ static void queue_line(struct mk_lines *l, const struct pipe_end *e, const char 
     to[nhead + len] = '\n';
 }
 
-void mk_lines_say(struct mk_lines *l, const char *text) {
+void mk_lines_say(struct mk_lines *l, const char *text)
+{
     const size_t len = strlen(text);
     char *to = l->error[2] ? NULL : queue_room(l, 2, len + 1);
     if (!to)
@@ -127,7 +134,8 @@ void mk_lines_say(struct mk_lines *l, const char *text) {
     to[len] = '\n';
 }
 
-static void close_pipe(struct mk_lines *l, struct pipe_end *e) {
+static void close_pipe(struct mk_lines *l, struct pipe_end *e)
+{
     if (e->len)
         queue_line(l, e, e->text, e->len);
     close(e->fd);
@@ -138,7 +146,8 @@ static void close_pipe(struct mk_lines *l, struct pipe_end *e) {
 }
 
 /* Keeps the beginning of a line until the rest comes. */
-static void keep(struct mk_lines *l, struct pipe_end *e, const char *text, size_t len) {
+static void keep(struct mk_lines *l, struct pipe_end *e, const char *text, size_t len)
+{
     if (e->len + len > e->room) {
         const size_t room = 2 * (e->len + len);
         char *p = realloc(e->text, room);
@@ -158,7 +167,8 @@ static void keep(struct mk_lines *l, struct pipe_end *e, const char *text, size_
     }
 }
 
-static void cut(struct mk_lines *l, struct pipe_end *e, const char *text, size_t len) {
+static void cut(struct mk_lines *l, struct pipe_end *e, const char *text, size_t len)
+{
     while (len) {
         const char *nl = memchr(text, '\n', len);
         const size_t part = nl ? (size_t)(nl - text) : len;
@@ -178,7 +188,8 @@ static void cut(struct mk_lines *l, struct pipe_end *e, const char *text, size_t
     }
 }
 
-static void read_pipe(struct mk_lines *l, struct pipe_end *e) {
+static void read_pipe(struct mk_lines *l, struct pipe_end *e)
+{
     char text[READ_SIZE];
     const ssize_t n = read(e->fd, text, sizeof(text));
     if (n > 0)
@@ -187,7 +198,8 @@ static void read_pipe(struct mk_lines *l, struct pipe_end *e) {
         close_pipe(l, e);
 }
 
-static void drop_first(struct mk_lines *l) {
+static void drop_first(struct mk_lines *l)
+{
     struct piece *q = l->first;
     l->first = q->next;
     if (!l->first)
@@ -197,7 +209,8 @@ static void drop_first(struct mk_lines *l) {
 }
 
 /* mkrun's own stream is gone: the ranks learn it as they would without mkrun, by their pipe. */
-static void stream_failed(struct mk_lines *l, int stream, int err) {
+static void stream_failed(struct mk_lines *l, int stream, int err)
+{
     l->error[stream] = err;
     for (int i = 0; i < l->npipes; i++)
         if (l->pipes[i].fd >= 0 && l->pipes[i].stream == stream)
@@ -206,7 +219,8 @@ static void stream_failed(struct mk_lines *l, int stream, int err) {
 
 /* poll said that PIPE_BUF bytes have room, so a write of no more does not block; a blocked mkrun would be
  * deaf to signals. */
-static void write_some(struct mk_lines *l) {
+static void write_some(struct mk_lines *l)
+{
     struct piece *q = l->first;
     const size_t left = q->len - q->done;
     const ssize_t n = write(q->stream, q->text + q->done, left < PIPE_BUF ? left : PIPE_BUF);
@@ -222,7 +236,8 @@ static void write_some(struct mk_lines *l) {
         drop_first(l);
 }
 
-void mk_lines_run(struct mk_lines *l, const struct pollfd *p, int n) {
+void mk_lines_run(struct mk_lines *l, const struct pollfd *p, int n)
+{
     int at = 0;
     if (l->polled_out && n) {
         if (p[at].revents && l->first)
@@ -238,28 +253,33 @@ void mk_lines_run(struct mk_lines *l, const struct pollfd *p, int n) {
     }
 }
 
-bool mk_lines_busy(const struct mk_lines *l) {
+bool mk_lines_busy(const struct mk_lines *l)
+{
     for (int i = 0; i < l->npipes; i++)
         if (l->pipes[i].fd >= 0)
             return true;
     return l->first;
 }
 
-bool mk_lines_queued(const struct mk_lines *l) {
+bool mk_lines_queued(const struct mk_lines *l)
+{
     return l->first;
 }
 
-void mk_lines_give_up(struct mk_lines *l) {
+void mk_lines_give_up(struct mk_lines *l)
+{
     for (int i = 0; i < l->npipes; i++)
         if (l->pipes[i].fd >= 0)
             close_pipe(l, &l->pipes[i]);
 }
 
-int mk_lines_error(const struct mk_lines *l, int stream) {
+int mk_lines_error(const struct mk_lines *l, int stream)
+{
     return l->error[stream];
 }
 
-void mk_lines_close(struct mk_lines *l) {
+void mk_lines_close(struct mk_lines *l)
+{
     if (!l)
         return;
     for (int i = 0; i < l->npipes; i++)

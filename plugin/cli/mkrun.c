@@ -55,10 +55,13 @@ enum phase {
     KILLED     /* SIGKILL was sent */
 };
 static const double ending_s = 2.0;
+/* A wrapper (timeout, make) may send the same signal to mkrun and to its group: that is one request. */
+static const uint64_t one_request_ns = 300000000;
 
 static const int forwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP, SIGCONT};
 
-static int parse(struct mkrun *r, int argc, char **argv) {
+static int parse(struct mkrun *r, int argc, char **argv)
+{
     static const struct option options[] = {{"nodes", 1, NULL, 'n'},   {"ranks-per-node", 1, NULL, 'g'},
                                             {"quiet", 0, NULL, 'q'},   {"help", 0, NULL, 'h'},
                                             {"version", 0, NULL, 'v'}, {NULL, 0, NULL, 0}};
@@ -100,7 +103,8 @@ static int parse(struct mkrun *r, int argc, char **argv) {
 
 /* Blocks the signals and opens the descriptor that they come through. Those that our parent ignores (nohup)
  * stay ignored. */
-static int open_signals(struct mkrun *r) {
+static int open_signals(struct mkrun *r)
+{
     sigset_t set;
     sigemptyset(&set);
     sigaddset(&set, SIGCHLD);
@@ -121,7 +125,8 @@ static int open_signals(struct mkrun *r) {
 }
 
 static void note(const struct mkrun *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-static void note(const struct mkrun *r, const char *fmt, ...) {
+static void note(const struct mkrun *r, const char *fmt, ...)
+{
     char text[400] = "mkrun: ";
     va_list ap;
     if (r->quiet)
@@ -132,7 +137,8 @@ static void note(const struct mkrun *r, const char *fmt, ...) {
     mk_lines_say(r->lines, text);
 }
 
-static void enter(struct mkrun *r, enum phase phase) {
+static void enter(struct mkrun *r, enum phase phase)
+{
     double seconds = 0;
     r->phase = phase;
     if (phase == REPORTING) {
@@ -147,7 +153,8 @@ static void enter(struct mkrun *r, enum phase phase) {
     r->deadline_ns = seconds > 0 ? mk_time_ns() + (uint64_t)(seconds * 1e9) : 0;
 }
 
-static void rank_ended(struct mkrun *r, int rank, const siginfo_t *info) {
+static void rank_ended(struct mkrun *r, int rank, const siginfo_t *info)
+{
     const bool exited = info->si_code == CLD_EXITED;
     const int status = exited ? info->si_status : 128 + info->si_status;
     r->ranks[rank].running = false;
@@ -169,7 +176,8 @@ static void rank_ended(struct mkrun *r, int rank, const siginfo_t *info) {
 }
 
 /* Looks at each rank, leaves the dead as zombies (mkrun_clean takes them): their process groups stay ours. */
-static void look_at_ranks(struct mkrun *r) {
+static void look_at_ranks(struct mkrun *r)
+{
     for (int i = 0; i < r->nranks; i++) {
         siginfo_t info;
         memset(&info, 0, sizeof(info));
@@ -179,20 +187,24 @@ static void look_at_ranks(struct mkrun *r) {
     }
 }
 
-static void forward(struct mkrun *r, int sig) {
+static void forward(struct mkrun *r, int sig)
+{
     const bool ends = sig == SIGINT || sig == SIGTERM || sig == SIGHUP || sig == SIGQUIT;
     mkrun_signal_ranks(r, sig);
     if (sig == SIGTSTP)
         raise(SIGSTOP);
-    if (!ends)
+    const uint64_t now = mk_time_ns();
+    if (!ends || now - r->asked_ns < one_request_ns)
         return;
+    r->asked_ns = now;
     if (r->phase == RUNNING)
         enter(r, REPORTING);
     else if (r->phase < KILLED)
         enter(r, r->phase + 1); /* asked again: hurry */
 }
 
-static void read_signals(struct mkrun *r) {
+static void read_signals(struct mkrun *r)
+{
     struct signalfd_siginfo s;
     while (read(r->signal_fd, &s, sizeof(s)) == sizeof(s)) {
         if (s.ssi_signo == SIGCHLD)
@@ -204,7 +216,8 @@ static void read_signals(struct mkrun *r) {
 
 /* Waits for output and signals, at most until the phase's deadline and `ms` milliseconds. Returns poll's
  * value. */
-static int wait_once(struct mkrun *r, struct pollfd *p, int ms) {
+static int wait_once(struct mkrun *r, struct pollfd *p, int ms)
+{
     const uint64_t now = mk_time_ns();
     if (r->deadline_ns) {
         const uint64_t left = r->deadline_ns > now ? (r->deadline_ns - now + 999999) / 1000000 : 0;
@@ -222,7 +235,8 @@ static int wait_once(struct mkrun *r, struct pollfd *p, int ms) {
     return ready;
 }
 
-static void check_deadline(struct mkrun *r) {
+static void check_deadline(struct mkrun *r)
+{
     if (!r->deadline_ns || mk_time_ns() < r->deadline_ns)
         return;
     if (r->running)
@@ -232,7 +246,8 @@ static void check_deadline(struct mkrun *r) {
 }
 
 /* All ranks have ended: the same for what they started, then the rest of the output. */
-static void end_leftovers(struct mkrun *r, struct pollfd *p) {
+static void end_leftovers(struct mkrun *r, struct pollfd *p)
+{
     const int left = mkrun_descendants(0);
     r->deadline_ns = 0;
     if (left) {
@@ -248,7 +263,8 @@ static void end_leftovers(struct mkrun *r, struct pollfd *p) {
         wait_once(r, p, 10);
 }
 
-static void drain(struct mkrun *r, struct pollfd *p) {
+static void drain(struct mkrun *r, struct pollfd *p)
+{
     r->deadline_ns = 0;
     r->phase = ENDING; /* a signal makes it KILLED: no more waiting for a slow reader */
     while (mk_lines_busy(r->lines) && r->phase < KILLED)
@@ -258,7 +274,8 @@ static void drain(struct mkrun *r, struct pollfd *p) {
         r->status = MK_EXIT_FAILED;
 }
 
-static int watch(struct mkrun *r) {
+static int watch(struct mkrun *r)
+{
     struct pollfd *p = calloc((size_t)mk_lines_poll_max(r->lines) + 1, sizeof(*p));
     if (!p) {
         mk_cli_say("out of memory");
@@ -280,7 +297,8 @@ static int watch(struct mkrun *r) {
     return r->status;
 }
 
-static int check_streams(struct mkrun *r, int status) {
+static int check_streams(struct mkrun *r, int status)
+{
     for (int stream = 1; stream <= 2; stream++) {
         const int err = mk_lines_error(r->lines, stream);
         if (!err || err == EPIPE)
@@ -291,7 +309,8 @@ static int check_streams(struct mkrun *r, int status) {
     return status;
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char **argv)
+{
     struct mkrun r;
     struct timespec now;
     memset(&r, 0, sizeof(r));

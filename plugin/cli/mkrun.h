@@ -30,6 +30,7 @@ struct mkrun {
     char root[80], job[256]; /* MK_ROOT, MK_JOB in force */
     int64_t begin_s;         /* CLOCK_REALTIME */
     uint64_t deadline_ns;    /* of the present phase; 0: none */
+    uint64_t asked_ns;       /* when a signal last asked for the end */
     int phase;               /* enum phase of mkrun.c */
     int status;              /* of the first rank that failed; 0: none has */
 };

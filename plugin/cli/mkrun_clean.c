@@ -15,13 +15,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-void mkrun_signal_ranks(struct mkrun *r, int sig) {
+void mkrun_signal_ranks(struct mkrun *r, int sig)
+{
     for (int i = 0; i < r->nranks; i++)
         if (r->ranks[i].pid > 0)
             kill(-r->ranks[i].pid, sig);
 }
 
-static bool is_alive(pid_t pid) {
+static bool is_alive(pid_t pid)
+{
     char path[64], text[512];
     snprintf(path, sizeof(path), "/proc/%ld/stat", (long)pid);
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
@@ -37,7 +39,8 @@ static bool is_alive(pid_t pid) {
 }
 
 /* Children of one thread of a process, then theirs. */
-static int visit(pid_t pid, pid_t thread, int sig, int depth) {
+static int visit(pid_t pid, pid_t thread, int sig, int depth)
+{
     char path[96];
     long child;
     int n = 0;
@@ -63,7 +66,8 @@ static int visit(pid_t pid, pid_t thread, int sig, int depth) {
     return n;
 }
 
-int mkrun_descendants(int sig) {
+int mkrun_descendants(int sig)
+{
     return visit(getpid(), getpid(), sig, 0);
 }
 
@@ -72,7 +76,8 @@ struct pids {
     size_t n, room;
 };
 
-static void remember(struct pids *p, pid_t pid) {
+static void remember(struct pids *p, pid_t pid)
+{
     if (p->n == p->room) {
         const size_t room = p->room ? 2 * p->room : 64;
         pid_t *q = realloc(p->pid, room * sizeof(*q));
@@ -86,7 +91,8 @@ static void remember(struct pids *p, pid_t pid) {
 
 /* libfabric's shm provider names its files PID:..., and leaves them when it is killed. The number must be of
  * a process of this job that is dead now, the file of this user and not older than the job. */
-static bool of_dead_child(const char *name, const struct pids *dead) {
+static bool of_dead_child(const char *name, const struct pids *dead)
+{
     char *end;
     const long pid = strtol(name, &end, 10);
     if (end == name || *end != ':' || pid <= 0)
@@ -97,7 +103,8 @@ static bool of_dead_child(const char *name, const struct pids *dead) {
     return false;
 }
 
-static bool of_job(const char *name, const char *job) {
+static bool of_job(const char *name, const char *job)
+{
     static const char head[] = "mkernel-";
     const size_t len = strlen(job);
     if (strncmp(name, head, sizeof(head) - 1))
@@ -106,7 +113,8 @@ static bool of_job(const char *name, const char *job) {
     return !strncmp(name, job, len) && (!name[len] || name[len] == '-' || name[len] == '.');
 }
 
-static void clean_shm(const struct mkrun *r, const struct pids *dead) {
+static void clean_shm(const struct mkrun *r, const struct pids *dead)
+{
     struct stat st;
     DIR *dir = opendir("/dev/shm");
     for (struct dirent *d = dir ? readdir(dir) : NULL; d; d = readdir(dir)) {
@@ -121,7 +129,8 @@ static void clean_shm(const struct mkrun *r, const struct pids *dead) {
         closedir(dir);
 }
 
-void mkrun_clean(struct mkrun *r) {
+void mkrun_clean(struct mkrun *r)
+{
     struct pids dead = {NULL, 0, 0};
     pid_t pid;
     while ((pid = waitpid(-1, NULL, WNOHANG)) > 0)

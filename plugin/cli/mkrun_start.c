@@ -15,7 +15,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-static uint64_t random_word(void) {
+static uint64_t random_word(void)
+{
     uint64_t w = 0;
     if (getrandom(&w, sizeof(w), 0) != sizeof(w))
         w = ((uint64_t)getpid() << 32) ^ mk_time_ns();
@@ -24,7 +25,8 @@ static uint64_t random_word(void) {
 
 /* A port of the loopback interface that is free now. First from below the range that the kernel deals out to
  * outgoing connections, so that it is still free when rank 0 listens. */
-static int free_port(void) {
+static int free_port(void)
+{
     struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t len = sizeof(a);
     int port = 0;
@@ -40,7 +42,8 @@ static int free_port(void) {
     return port;
 }
 
-static int choose_root(struct mkrun *r) {
+static int choose_root(struct mkrun *r)
+{
     snprintf(r->job, sizeof(r->job), "%016llx", (unsigned long long)random_word());
     if (*r->settings.job)
         snprintf(r->job, sizeof(r->job), "%s", r->settings.job);
@@ -55,20 +58,23 @@ static int choose_root(struct mkrun *r) {
     return 0;
 }
 
-static void set_number(const char *name, long value) {
+static void set_number(const char *name, long value)
+{
     char text[24];
     snprintf(text, sizeof(text), "%ld", value);
     setenv(name, text, 1);
 }
 
-static void set_default(const char *name, const char *value) {
+static void set_default(const char *name, const char *value)
+{
     const char *now = mk_env(name);
     if (!now || !*now)
         setenv(name, value, 1);
 }
 
 /* In the child. */
-static void set_environment(const struct mkrun *r, int rank) {
+static void set_environment(const struct mkrun *r, int rank)
+{
     cpu_set_t cpus;
     char threads[24];
     const int cores = sched_getaffinity(0, sizeof(cpus), &cpus) ? 1 : CPU_COUNT(&cpus);
@@ -90,7 +96,8 @@ struct child_ends {
 };
 
 /* In the child: becomes the program or reports why not. */
-static void become(const struct mkrun *r, int rank, const struct child_ends *ends, pid_t parent) {
+static void become(const struct mkrun *r, int rank, const struct child_ends *ends, pid_t parent)
+{
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent)
@@ -117,7 +124,8 @@ static void become(const struct mkrun *r, int rank, const struct child_ends *end
 }
 
 /* 0, or the errno of the failed exec. */
-static int wait_for_exec(int fd) {
+static int wait_for_exec(int fd)
+{
     int err = 0;
     ssize_t n;
     do {
@@ -127,19 +135,22 @@ static int wait_for_exec(int fd) {
     return n == sizeof(err) ? err : 0;
 }
 
-static int make_pipe(int p[2]) {
+static int make_pipe(int p[2])
+{
     if (!pipe2(p, O_CLOEXEC))
         return 0;
     p[0] = p[1] = -1;
     return errno;
 }
 
-static void close_fd(int fd) {
+static void close_fd(int fd)
+{
     if (fd >= 0)
         close(fd);
 }
 
-static int start_rank(struct mkrun *r, int rank) {
+static int start_rank(struct mkrun *r, int rank)
+{
     int out[2] = {-1, -1}, err[2] = {-1, -1}, failure[2];
     int e = make_pipe(failure);
     if (!e && r->nranks > 1)
@@ -178,7 +189,8 @@ static int start_rank(struct mkrun *r, int rank) {
     return e == ENOENT ? 127 : 126;
 }
 
-int mkrun_start(struct mkrun *r) {
+int mkrun_start(struct mkrun *r)
+{
     int ret = choose_root(r);
     for (int rank = 0; rank < r->nranks && !ret; rank++)
         ret = start_rank(r, rank);

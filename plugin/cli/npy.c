@@ -14,7 +14,8 @@
 enum { BUFFER = 1 << 20 };
 
 /* 0, or errno; -1 when the file ends too early. */
-static int read_at(int fd, void *buf, size_t len, uint64_t at) {
+static int read_at(int fd, void *buf, size_t len, uint64_t at)
+{
     while (len) {
         const ssize_t n = pread(fd, buf, len, (off_t)at);
         if (n < 0 && errno == EINTR)
@@ -28,13 +29,15 @@ static int read_at(int fd, void *buf, size_t len, uint64_t at) {
     return 0;
 }
 
-static int read_failed(const char *path, int err) {
+static int read_failed(const char *path, int err)
+{
     if (err < 0)
         return mk_fail_quiet(MK_ERR_INVALID, "%s: became shorter while it was read", path);
     return mk_fail_quiet(MK_ERR_SYSTEM, "%s: %s", path, strerror(err));
 }
 
-static int read_head(struct mk_npy *f, uint64_t file_size) {
+static int read_head(struct mk_npy *f, uint64_t file_size)
+{
     char why[MK_NPY_WHY];
     const size_t len = file_size < MK_NPY_HEAD_MAX ? (size_t)file_size : MK_NPY_HEAD_MAX;
     uint8_t *bytes = malloc(len + 1);
@@ -48,7 +51,8 @@ static int read_head(struct mk_npy *f, uint64_t file_size) {
     return ret;
 }
 
-int mk_npy_open(struct mk_npy *f, const char *path) {
+int mk_npy_open(struct mk_npy *f, const char *path)
+{
     struct stat st;
     memset(f, 0, sizeof(*f));
     f->path = path;
@@ -67,13 +71,15 @@ int mk_npy_open(struct mk_npy *f, const char *path) {
     return ret;
 }
 
-void mk_npy_close(struct mk_npy *f) {
+void mk_npy_close(struct mk_npy *f)
+{
     if (f->fd >= 0)
         close(f->fd);
     f->fd = -1;
 }
 
-float mk_fp16_to_float(uint16_t h) {
+float mk_fp16_to_float(uint16_t h)
+{
     union {
         uint32_t u;
         float f;
@@ -91,7 +97,8 @@ float mk_fp16_to_float(uint16_t h) {
 }
 
 /* n elements to fp32, `stride` floats apart. */
-static void widen(enum mk_npy_type type, const void *from, int64_t n, float *to, int64_t stride) {
+static void widen(enum mk_npy_type type, const void *from, int64_t n, float *to, int64_t stride)
+{
     const uint16_t *half = from;
     if (type == MK_NPY_F4 && stride == 1)
         memcpy(to, from, (size_t)n * 4);
@@ -116,7 +123,8 @@ struct block {
 
 /* Reads `lines` lines from l0 + l on, gaps included, or a piece of one line; buffer: BUFFER bytes. */
 static int read_lines(const struct mk_npy *f, const struct block *b, int64_t l, int64_t lines, int64_t p,
-                      int64_t np, uint8_t *buffer, float *out) {
+                      int64_t np, uint8_t *buffer, float *out)
+{
     const int64_t size = (int64_t)mk_npy_type_size(f->head.type);
     const int64_t first = (b->l0 + l) * b->len + b->p0 + p;
     const int64_t span = (lines - 1) * b->len + np;
@@ -129,7 +137,8 @@ static int read_lines(const struct mk_npy *f, const struct block *b, int64_t l, 
     return 0;
 }
 
-static int read_block(const struct mk_npy *f, const struct block *b, uint8_t *buffer, float *out) {
+static int read_block(const struct mk_npy *f, const struct block *b, uint8_t *buffer, float *out)
+{
     const int64_t room = BUFFER / (int64_t)mk_npy_type_size(f->head.type);
     int ret = 0;
     /* Many lines in one go as long as not more than three quarters of it are gaps. */
@@ -145,7 +154,8 @@ static int read_block(const struct mk_npy *f, const struct block *b, uint8_t *bu
     return ret;
 }
 
-int mk_npy_read(const struct mk_npy *f, int64_t r0, int64_t nr, int64_t c0, int64_t nc, float *out) {
+int mk_npy_read(const struct mk_npy *f, int64_t r0, int64_t nr, int64_t c0, int64_t nc, float *out)
+{
     const struct mk_npy_head *h = &f->head;
     if (r0 < 0 || nr < 0 || c0 < 0 || nc < 0 || r0 > h->rows - nr || c0 > h->cols - nc)
         return mk_fail_quiet(MK_ERR_INTERNAL, "%s: a block outside the matrix is asked for", f->path);
@@ -161,7 +171,8 @@ int mk_npy_read(const struct mk_npy *f, int64_t r0, int64_t nr, int64_t c0, int6
     return ret;
 }
 
-int mk_npy_create(struct mk_out *o, const char *path, enum mk_npy_type type, int64_t rows, int64_t cols) {
+int mk_npy_create(struct mk_out *o, const char *path, enum mk_npy_type type, int64_t rows, int64_t cols)
+{
     uint8_t head[MK_NPY_FORMAT];
     const int ret = mk_out_open(o, path);
     if (ret)
@@ -170,6 +181,7 @@ int mk_npy_create(struct mk_out *o, const char *path, enum mk_npy_type type, int
     return 0;
 }
 
-void mk_npy_append(struct mk_out *o, enum mk_npy_type type, const void *data, size_t elements) {
+void mk_npy_append(struct mk_out *o, enum mk_npy_type type, const void *data, size_t elements)
+{
     fwrite(data, mk_npy_type_size(type), elements, o->file);
 }

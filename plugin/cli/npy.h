@@ -52,7 +52,8 @@ int mk_npy_create(struct mk_out *o, const char *path, enum mk_npy_type type, int
 void mk_npy_append(struct mk_out *o, enum mk_npy_type type, const void *data, size_t elements);
 
 /* bf16: the upper half of fp32. Rounded to nearest, ties to even; NaN stays NaN. */
-static inline uint16_t mk_bf16_from_float(float x) {
+static inline uint16_t mk_bf16_from_float(float x)
+{
     union {
         float f;
         uint32_t u;
@@ -61,7 +62,8 @@ static inline uint16_t mk_bf16_from_float(float x) {
         return (uint16_t)(v.u >> 16 | 0x40);
     return (uint16_t)((v.u + 0x7fffu + (v.u >> 16 & 1)) >> 16);
 }
-static inline float mk_bf16_to_float(uint16_t h) {
+static inline float mk_bf16_to_float(uint16_t h)
+{
     union {
         uint32_t u;
         float f;

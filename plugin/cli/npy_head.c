@@ -27,7 +27,8 @@ struct dict {
 };
 
 static int bad(struct cursor *c, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-static int bad(struct cursor *c, const char *fmt, ...) {
+static int bad(struct cursor *c, const char *fmt, ...)
+{
     char text[MK_NPY_WHY - 40];
     va_list ap;
     va_start(ap, fmt);
@@ -37,12 +38,14 @@ static int bad(struct cursor *c, const char *fmt, ...) {
     return INVALID;
 }
 
-static void skip_blanks(struct cursor *c) {
+static void skip_blanks(struct cursor *c)
+{
     while (c->pos < c->end && memchr(" \t\r\n", c->base[c->pos], 4))
         c->pos++;
 }
 
-static bool take(struct cursor *c, char what) {
+static bool take(struct cursor *c, char what)
+{
     skip_blanks(c);
     if (c->pos == c->end || c->base[c->pos] != what)
         return false;
@@ -50,7 +53,8 @@ static bool take(struct cursor *c, char what) {
     return true;
 }
 
-static bool take_word(struct cursor *c, const char *word) {
+static bool take_word(struct cursor *c, const char *word)
+{
     const size_t len = strlen(word);
     skip_blanks(c);
     if (c->end - c->pos < len || memcmp(c->base + c->pos, word, len))
@@ -60,7 +64,8 @@ static bool take_word(struct cursor *c, const char *word) {
 }
 
 /* A short text in single or double quotes. */
-static int take_string(struct cursor *c, const char *what, char *out, size_t room) {
+static int take_string(struct cursor *c, const char *what, char *out, size_t room)
+{
     skip_blanks(c);
     if (c->pos == c->end)
         return bad(c, "the header ends where %s is expected", what);
@@ -81,7 +86,8 @@ static int take_string(struct cursor *c, const char *what, char *out, size_t roo
     return bad(c, "%s has no closing quote", what);
 }
 
-static int take_dim(struct cursor *c, int64_t *out) {
+static int take_dim(struct cursor *c, int64_t *out)
+{
     int64_t n = 0;
     skip_blanks(c);
     if (c->pos < c->end && c->base[c->pos] == '-')
@@ -100,7 +106,8 @@ static int take_dim(struct cursor *c, int64_t *out) {
     return 0;
 }
 
-static int take_shape(struct cursor *c, struct dict *d) {
+static int take_shape(struct cursor *c, struct dict *d)
+{
     if (!take(c, '('))
         return bad(c, "shape is not a tuple");
     d->dims = 0;
@@ -121,7 +128,8 @@ static int take_shape(struct cursor *c, struct dict *d) {
     return 0;
 }
 
-static int take_pair(struct cursor *c, struct dict *d) {
+static int take_pair(struct cursor *c, struct dict *d)
+{
     char key[24];
     const size_t at = c->pos;
     int ret = take_string(c, "a key", key, sizeof(key));
@@ -150,7 +158,8 @@ static int take_pair(struct cursor *c, struct dict *d) {
     return take_string(c, "descr", d->descr, sizeof(d->descr));
 }
 
-static int take_dict(struct cursor *c, struct dict *d) {
+static int take_dict(struct cursor *c, struct dict *d)
+{
     if (!take(c, '{'))
         return bad(c, "the header does not begin with '{'");
     while (!take(c, '}')) {
@@ -173,7 +182,8 @@ static int take_dict(struct cursor *c, struct dict *d) {
     return missing ? bad(c, "the header has no '%s'", missing) : 0;
 }
 
-static int check(struct cursor *c, const struct dict *d, uint64_t file_size, struct mk_npy_head *out) {
+static int check(struct cursor *c, const struct dict *d, uint64_t file_size, struct mk_npy_head *out)
+{
     struct mk_npy_head h;
     uint64_t count, bytes;
     if (!strcmp(d->descr, "<f4"))
@@ -205,7 +215,8 @@ static int check(struct cursor *c, const struct dict *d, uint64_t file_size, str
 }
 
 int mk_npy_parse(const uint8_t *bytes, size_t len, uint64_t file_size, struct mk_npy_head *out,
-                 char why[MK_NPY_WHY]) {
+                 char why[MK_NPY_WHY])
+{
     struct cursor c = {.base = bytes, .why = why};
     struct dict d;
     memset(&d, 0, sizeof(d));
@@ -232,7 +243,8 @@ int mk_npy_parse(const uint8_t *bytes, size_t len, uint64_t file_size, struct mk
     return ret ? ret : check(&c, &d, file_size, out);
 }
 
-size_t mk_npy_format(enum mk_npy_type type, int64_t rows, int64_t cols, uint8_t out[MK_NPY_FORMAT]) {
+size_t mk_npy_format(enum mk_npy_type type, int64_t rows, int64_t cols, uint8_t out[MK_NPY_FORMAT])
+{
     char text[MK_NPY_FORMAT];
     static const char *const descr[] = {"<f4", "<f2", "<V2"};
     const int n =
@@ -249,11 +261,13 @@ size_t mk_npy_format(enum mk_npy_type type, int64_t rows, int64_t cols, uint8_t 
     return MK_NPY_FORMAT;
 }
 
-const char *mk_npy_type_name(enum mk_npy_type type) {
+const char *mk_npy_type_name(enum mk_npy_type type)
+{
     static const char *const names[] = {"fp32", "fp16", "bf16"};
     return names[type];
 }
 
-size_t mk_npy_type_size(enum mk_npy_type type) {
+size_t mk_npy_type_size(enum mk_npy_type type)
+{
     return type == MK_NPY_F4 ? 4 : 2;
 }

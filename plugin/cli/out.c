@@ -15,14 +15,16 @@
 static char armed_path[PATH_MAX];
 static volatile sig_atomic_t armed;
 
-static void on_signal(int sig) {
+static void on_signal(int sig)
+{
     if (armed)
         unlink(armed_path);
     signal(sig, SIG_DFL);
     raise(sig);
 }
 
-static void arm(const char *path) {
+static void arm(const char *path)
+{
     static const int signals[] = {SIGINT, SIGTERM, SIGHUP};
     snprintf(armed_path, sizeof(armed_path), "%s", path);
     armed = 1;
@@ -34,7 +36,8 @@ static void arm(const char *path) {
 }
 
 /* Follows a link to where the file is (or will be), so that the link survives. */
-static int resolve(const char *path, char out[PATH_MAX]) {
+static int resolve(const char *path, char out[PATH_MAX])
+{
     char *real = realpath(path, NULL);
     if (!real && errno != ENOENT)
         return mk_fail_quiet(MK_ERR_SYSTEM, "%s: %s", path, strerror(errno));
@@ -49,7 +52,8 @@ static int resolve(const char *path, char out[PATH_MAX]) {
     return 0;
 }
 
-static int open_fd(struct mk_out *o, const char *path) {
+static int open_fd(struct mk_out *o, const char *path)
+{
     struct stat st;
     const int ret = resolve(path, o->path);
     if (ret)
@@ -81,7 +85,8 @@ static int open_fd(struct mk_out *o, const char *path) {
     return fd;
 }
 
-int mk_out_open(struct mk_out *o, const char *path) {
+int mk_out_open(struct mk_out *o, const char *path)
+{
     memset(o, 0, sizeof(*o));
     const int fd = open_fd(o, path);
     if (fd < 0) {
@@ -97,7 +102,8 @@ int mk_out_open(struct mk_out *o, const char *path) {
     return 0;
 }
 
-int mk_out_check(const char *path) {
+int mk_out_check(const char *path)
+{
     struct mk_out o;
     const int ret = mk_out_open(&o, path);
     if (!ret)
@@ -106,7 +112,8 @@ int mk_out_check(const char *path) {
 }
 
 /* 0 or errno. Pipes and devices have nothing to sync. */
-static int finish(FILE *f) {
+static int finish(FILE *f)
+{
     int err = 0;
     errno = 0;
     if (fflush(f) || ferror(f))
@@ -118,7 +125,8 @@ static int finish(FILE *f) {
     return err;
 }
 
-int mk_out_commit(struct mk_out *o) {
+int mk_out_commit(struct mk_out *o)
+{
     int err = finish(o->file);
     o->file = NULL;
     if (!err && o->temporary[0] && rename(o->temporary, o->path))
@@ -132,7 +140,8 @@ int mk_out_commit(struct mk_out *o) {
     return 0;
 }
 
-void mk_out_cancel(struct mk_out *o) {
+void mk_out_cancel(struct mk_out *o)
+{
     if (o->file)
         fclose(o->file);
     o->file = NULL;

@@ -18,7 +18,8 @@ struct mk_table {
     bool failed;
 };
 
-static void add(struct mk_table *t, char *row) {
+static void add(struct mk_table *t, char *row)
+{
     if (row && t->nrows == t->room) {
         const size_t room = t->room ? 2 * t->room : 16;
         char **rows = realloc(t->rows, room * sizeof(*rows));
@@ -35,7 +36,8 @@ static void add(struct mk_table *t, char *row) {
     t->rows[t->nrows++] = row;
 }
 
-struct mk_table *mk_table_new(const char *columns) {
+struct mk_table *mk_table_new(const char *columns)
+{
     struct mk_table *t = calloc(1, sizeof(*t));
     char *head = t ? malloc(strlen(columns) + 1) : NULL;
     if (!head) {
@@ -58,7 +60,8 @@ struct mk_table *mk_table_new(const char *columns) {
     return t;
 }
 
-void mk_table_row(struct mk_table *t, const char *fmt, ...) {
+void mk_table_row(struct mk_table *t, const char *fmt, ...)
+{
     char *row = NULL;
     if (!t)
         return;
@@ -71,18 +74,21 @@ void mk_table_row(struct mk_table *t, const char *fmt, ...) {
 }
 
 /* Columns on the screen: UTF-8 continuation bytes take none. */
-static int width(const char *s, size_t len) {
+static int width(const char *s, size_t len)
+{
     int n = 0;
     for (size_t i = 0; i < len; i++)
         n += ((unsigned char)s[i] & 0xc0) != 0x80;
     return n;
 }
 
-static size_t cell_len(const char *s, bool last) {
+static size_t cell_len(const char *s, bool last)
+{
     return last ? strlen(s) : strcspn(s, "|");
 }
 
-static void print_row(const struct mk_table *t, const char *s, const int *wide, FILE *out) {
+static void print_row(const struct mk_table *t, const char *s, const int *wide, FILE *out)
+{
     int owed = 0; /* blanks written only before a further cell */
     for (int c = 0; c < t->columns; c++) {
         const size_t len = cell_len(s, c + 1 == t->columns);
@@ -100,7 +106,8 @@ static void print_row(const struct mk_table *t, const char *s, const int *wide, 
     fputc('\n', out);
 }
 
-int mk_table_print(const struct mk_table *t, FILE *out) {
+int mk_table_print(const struct mk_table *t, FILE *out)
+{
     int wide[MAX_COLUMNS] = {0};
     if (!t || t->failed)
         return mk_fail_quiet(MK_ERR_NOMEM, "out of memory for a table");
@@ -119,7 +126,8 @@ int mk_table_print(const struct mk_table *t, FILE *out) {
     return ferror(out) ? mk_fail_quiet(MK_ERR_SYSTEM, "a table could not be written") : 0;
 }
 
-void mk_table_free(struct mk_table *t) {
+void mk_table_free(struct mk_table *t)
+{
     if (!t)
         return;
     for (size_t r = 0; r < t->nrows; r++)
@@ -128,7 +136,8 @@ void mk_table_free(struct mk_table *t) {
     free(t);
 }
 
-char *mk_table_time(double seconds, char text[24]) {
+char *mk_table_time(double seconds, char text[24])
+{
     if (!isfinite(seconds))
         snprintf(text, 24, "-");
     else if (seconds < 0.9995e-3)

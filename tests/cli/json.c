@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
 /* The JSON writer and the output file: text, escapes, numbers that read back, nothing left after an error. */
-#include "json.h"
+#include "plugin/cli/json.h"
 #include "mk/err.h"
 #include <math.h>
 #include <setjmp.h>
@@ -14,17 +14,20 @@
 
 static char dir[] = "/tmp/mk-json-XXXXXX";
 
-static int make_dir(void **state) {
+static int make_dir(void **state)
+{
     (void)state;
     return mkdtemp(dir) && !chdir(dir) ? 0 : -1;
 }
 
-static int remove_dir(void **state) {
+static int remove_dir(void **state)
+{
     (void)state;
     return chdir("/") || rmdir(dir); /* fails if a test left something */
 }
 
-static void expect_file(const char *path, const char *text) {
+static void expect_file(const char *path, const char *text)
+{
     char got[4096];
     FILE *f = fopen(path, "r");
     assert_non_null(f);
@@ -33,7 +36,8 @@ static void expect_file(const char *path, const char *text) {
     assert_string_equal(got, text);
 }
 
-static void nesting(void **state) {
+static void nesting(void **state)
+{
     (void)state;
     struct mk_json j;
     assert_int_equal(mk_json_open(&j, "a.json"), 0);
@@ -58,7 +62,8 @@ static void nesting(void **state) {
     assert_int_equal(unlink("a.json"), 0);
 }
 
-static char *one_value(char *text, size_t room, const char *string, double real) {
+static char *one_value(char *text, size_t room, const char *string, double real)
+{
     FILE *f = fmemopen(text, room, "w");
     struct mk_json j;
     assert_non_null(f);
@@ -73,7 +78,8 @@ static char *one_value(char *text, size_t room, const char *string, double real)
     return text;
 }
 
-static void escapes(void **state) {
+static void escapes(void **state)
+{
     (void)state;
     char text[256];
 #define SAME(in, out) assert_string_equal(one_value(text, sizeof(text), in, 0), out)
@@ -89,7 +95,8 @@ static void escapes(void **state) {
 #undef SAME
 }
 
-static void numbers(void **state) {
+static void numbers(void **state)
+{
     (void)state;
     char text[64];
 #define IS(value, out) assert_string_equal(one_value(text, sizeof(text), NULL, value), out)
@@ -111,7 +118,8 @@ static void numbers(void **state) {
     }
 }
 
-static void wrong_nesting(void **state) {
+static void wrong_nesting(void **state)
+{
     (void)state;
     struct mk_json j;
     for (int kind = 0; kind < 5; kind++) {
@@ -132,7 +140,8 @@ static void wrong_nesting(void **state) {
     }
 }
 
-static void disk_full(void **state) {
+static void disk_full(void **state)
+{
     (void)state;
     struct mk_json j;
     assert_int_equal(mk_json_open(&j, "/dev/full"), 0);
@@ -144,7 +153,8 @@ static void disk_full(void **state) {
     assert_true(S_ISCHR(st.st_mode)); /* it was written, not replaced */
 }
 
-static void unwritable(void **state) {
+static void unwritable(void **state)
+{
     (void)state;
     struct mk_out o;
     assert_int_equal(mk_out_open(&o, "no/such/dir/x"), MK_ERR_SYSTEM);
@@ -157,7 +167,8 @@ static void unwritable(void **state) {
 }
 
 /* An existing file keeps its mode, a link stays a link, a cancelled write changes nothing. */
-static void replace(void **state) {
+static void replace(void **state)
+{
     (void)state;
     struct mk_out o;
     struct stat st;
@@ -184,7 +195,8 @@ static void replace(void **state) {
     assert_int_equal(unlink("link") | unlink("real"), 0);
 }
 
-int main(void) {
+int main(void)
+{
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nesting),       cmocka_unit_test(escapes),   cmocka_unit_test(numbers),
         cmocka_unit_test(wrong_nesting), cmocka_unit_test(disk_full), cmocka_unit_test(unwritable),

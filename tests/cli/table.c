@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
 /* The table writer: alignment, text of several bytes, units of time. */
-#include "table.h"
+#include "plugin/cli/table.h"
 #include "mk/err.h"
 #include <math.h>
 #include <setjmp.h>
@@ -11,7 +11,8 @@
 #include <string.h>
 #include <cmocka.h>
 
-static void expect(struct mk_table *t, const char *text) {
+static void expect(struct mk_table *t, const char *text)
+{
     char got[1024] = "";
     FILE *f = fmemopen(got, sizeof(got), "w");
     assert_non_null(f);
@@ -21,7 +22,8 @@ static void expect(struct mk_table *t, const char *text) {
     mk_table_free(t);
 }
 
-static void aligned(void **state) {
+static void aligned(void **state)
+{
     (void)state;
     struct mk_table *t = mk_table_new("what|>median|>max|note");
     mk_table_row(t, "T_compute|%.1f|%d|", 1.5, 20);
@@ -31,7 +33,8 @@ static void aligned(void **state) {
               "fused       123.2    3  best\n");
 }
 
-static void missing_cells_and_wide_letters(void **state) {
+static void missing_cells_and_wide_letters(void **state)
+{
     (void)state;
     struct mk_table *t = mk_table_new("a|>b|c");
     mk_table_row(t, "\xc3\xa4\xc3\xb6\xc3\xbc|1");
@@ -43,7 +46,8 @@ static void missing_cells_and_wide_letters(void **state) {
               "\n");
 }
 
-static void failed_stream(void **state) {
+static void failed_stream(void **state)
+{
     (void)state;
     struct mk_table *t = mk_table_new("a");
     FILE *f = fopen("/dev/full", "w");
@@ -56,7 +60,8 @@ static void failed_stream(void **state) {
     mk_table_free(NULL);
 }
 
-static void times(void **state) {
+static void times(void **state)
+{
     (void)state;
     char text[24];
     assert_string_equal(mk_table_time(0, text), "0.0 us");
@@ -68,7 +73,8 @@ static void times(void **state) {
     assert_string_equal(mk_table_time(NAN, text), "-");
 }
 
-int main(void) {
+int main(void)
+{
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(aligned),
         cmocka_unit_test(missing_cells_and_wide_letters),

@@ -2,18 +2,20 @@
  * Copyright mKernel authors */
 /* libFuzzer target for the .npy header: no byte string may make the parser read outside of it
  * (AddressSanitizer watches), and what it accepts must keep its promises. */
-#include "npy.h"
+#include "plugin/cli/npy.h"
 #include <stdlib.h>
 #include <string.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static void must(int condition) {
+static void must(int condition)
+{
     if (!condition)
         abort();
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
     struct mk_npy_head h, again;
     char why[MK_NPY_WHY];
     uint8_t head[MK_NPY_FORMAT];
