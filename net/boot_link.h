@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* A rank's side of the bootstrap: its connection to the root, the thread that reads it, what that thread writes
+ * down. boot.c is the public face. */
+#pragma once
+#include "boot_sock.h"
+#include "boot_wire.h"
+#include "mk/boot.h"
+
+/* lock guards all that is not said to be otherwise; cond (monotonic) tells of any change. */
+struct mk_boot {
+    struct mk_boot *next; /* list of live ones, under the live lock */
+    pid_t pid;            /* the process whose object this is; a forked child may only free it */
+    int rank, nranks;
+    bool solo;  /* one rank, no network */
+    bool hosts; /* the root's service is in this process */
+    uint64_t key, timeout_ns;
+    char root_name[300]; /* of the root, for messages */
+    int fd, wake_fd;
+    pthread_t thread;
+    bool threaded;
+
+    pthread_mutex_t lock;
+    pthread_cond_t cond;
+    bool stop;       /* the thread shall end */
+    bool bye;        /* good-bye is said: nothing that follows is an event */
+    bool met, ended; /* ended: the connection is gone */
+    int root_rank;   /* -1: the root's process has no rank, or it is not known yet */
+    char ended_text[200];
+
+    struct mk_boot_event event; /* written once, before event_set is released */
+    uint32_t event_set;         /* read with acquire by anybody */
+    mk_boot_event_fn fn;
+    void *fn_ctx;
+    bool fn_called;
+    uint8_t *left;  /* [nranks], each written once with release, read with acquire by anybody */
+    int first_left; /* -1: none */
+
+    /* all-gather: seq is the caller's, done_* the answer that came last */
+    uint64_t seq, done_seq;
+    int done_code;
+    uint32_t done_bytes; /* of one rank */
+    uint8_t *result;
+    char done_text[MK_BOOT_MAX_TEXT + 1];
+    int failed; /* sticky: the number of all-gathers is no longer the same everywhere */
+    char failed_text[256];
+
+    uint8_t *out; /* bytes that the socket did not take yet */
+    size_t out_off, out_len, out_size;
+
+    /* the thread's own */
+    uint8_t head[sizeof(struct mk_boot_frame)];
+    uint32_t head_have, body_have;
+    struct mk_boot_frame frame;
+    uint8_t *body;
+};
+
+/* Finds the root and says hello, again and again until deadline. Sets b->fd. host, port: looked up on each try;
+ * or at: a fixed address (host NULL). */
+int mk_boot_dial(struct mk_boot *b, const char *host, const char *port, const struct mk_boot_where *at,
+                 uint64_t deadline);
+int mk_boot_link_start(struct mk_boot *b);
+/* Ends the thread and the connection. */
+void mk_boot_link_stop(struct mk_boot *b);
+/* With b->lock: queues one frame, sends what the socket takes, leaves the rest to the thread. */
+int mk_boot_link_send(struct mk_boot *b, uint32_t type, uint64_t seq, const void *body, uint32_t length);
+/* Records the event if it is the first, calls the event function. Without b->lock. */
+void mk_boot_record(struct mk_boot *b, int code, int rank, const char *text);

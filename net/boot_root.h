@@ -1,0 +1,17 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* The root service: one thread a communicator, with the sockets of boot_core.h. It owns itself: it ends when all
+ * ranks have left, when nobody is left to tell why they did not meet, or with the process. */
+#pragma once
+#include "boot_core.h"
+
+/* Takes over listen_fd (which listens at `port`), also on failure. */
+int mk_boot_root_start(const struct mk_boot_core_config *c, int listen_fd, uint16_t port);
+/* Services of this process at this port whose job is over give the address back at once. */
+void mk_boot_root_evict(uint16_t port);
+/* Ends the services with this key: their maker could not go on. */
+void mk_boot_root_stop(uint64_t key);
+/* Does this process run a service with this key? */
+bool mk_boot_root_here(uint64_t key);
+/* At exit: the services tell the others that their process ends in good order. Waits half a second at most. */
+void mk_boot_root_farewell(void);
