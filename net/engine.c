@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define POLLS_PER_CLOCK 64u
 
@@ -243,6 +244,11 @@ int mk_engine_progress(struct mk_engine *e)
 void mk_engine_wait(struct mk_engine *e, uint64_t ns)
 {
     uint64_t now = 0;
+    if (e->error) { /* the device may not be able to sleep any more */
+        const struct timespec t = {0, ns < 1000000 ? (long)ns : 1000000};
+        nanosleep(&t, NULL);
+        return;
+    }
     for (const struct mk_link *l = e->links; l && ns; l = l->next) {
         if (!mk_link_waits(l))
             continue;

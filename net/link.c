@@ -315,8 +315,6 @@ int mk_link_put(struct mk_link *l, const struct mk_put *puts, int n)
     }
     mk_link_flush(l);
     l->e->busy--;
-    if (l->error)
-        return l->error;
     return i ? i : ret;
 }
 

@@ -130,7 +130,8 @@ typedef void (*mk_put_done_fn)(void *ctx, struct mk_link *l, uint64_t id, int st
 void mk_link_on_done(struct mk_link *l, mk_put_done_fn fn, void *ctx);
 
 /* Queues n puts, in order, and posts what fits: at most MK_BATCH at a time go to the transport in one post.
- * Returns how many were taken (0 .. n), or the link's error. */
+ * Returns how many were taken (0 .. n; done is called for each of these and no other), or, if none, the link's
+ * error or INVALID for the first put. */
 int mk_link_put(struct mk_link *l, const struct mk_put *puts, int n);
 /* Puts taken and not done. */
 uint32_t mk_link_pending(const struct mk_link *l);
