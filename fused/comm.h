@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* A communicator: who is where, the memories, the network, the executor, and what went wrong. Private to fused/.
+ *
+ *   comm.c       init, destroy, errors       topology.c   ranks to nodes
+ *   rings.c      layout of the two memories  peers.c      exchange and mapping of peers' memory, links
+ *   plan.c       checks, grid, signature     operator.c   the public calls
+ *   cpu/exec.c   block threads               trace.c      timeline */
+#pragma once
+#include "mk/boot.h"
+#include "mk/fused.h"
+#include "mk/net.h"
+#include "mk/param.h"
+#include "mk/shm.h"
+#include "ops/gemm_ar.h"
+#include "tile/tile_cpu.h"
+#include <pthread.h>
+
+struct mk_pool;
+
+struct mk_trace_block {
+    struct mk_trace_event *events; /* written by the block, read after the call */
+    uint32_t count;
+    uint64_t dropped;
+};
+
+/* A failed link: text by the proxy thread, then code (release); read with acquire. 0: none. */
+struct mk_link_fault {
+    int code;
+    char text[200];
+};
+
+struct mk_comm {
+    int rank, nranks, threads;
+    struct mk_topo topo;
+    int *rank_at; /* [node * nlocal + local] */
+    struct mk_settings settings;
+    size_t workspace;     /* counted against MK_WORKSPACE_TOTAL; 0: not */
+    struct mk_boot *boot; /* NULL with one rank */
+    struct mk_rings rings;
+    struct mk_shm memory;       /* fixed, then staging */
+    struct mk_shm *peer_memory; /* [local] */
+    uint8_t **peer_fixed, **peer_staging;
+    struct mk_bell **peer_bell;
+
+    struct mk_proxy *proxy; /* NULL with one node */
+    struct mk_link **links; /* [node] */
+    struct mk_mr *windows[2];
+    struct mk_rmem **rwindows; /* [node * 2 + window] */
+    struct mk_notes *notes;
+    uint32_t *note_step;
+    uint16_t proxy_id;
+
+    struct mk_ar_state *state;
+    uint64_t *tile_flag;
+    size_t tile_flags;
+    struct mk_cpu_host host;
+    struct mk_pool *pool;
+    pthread_mutex_t call_lock; /* one call at a time */
+
+    /* The first failure stays. Written under fail_lock; abort_word is what blocks watch (release, acquire). */
+    pthread_mutex_t fail_lock;
+    uint64_t abort_word; /* 0, or the code negated */
+    char fail_text[256];
+    struct mk_link_fault *link_error; /* [node] */
+
+    uint32_t trace_events; /* per block; 0: off */
+    struct mk_trace_block *trace;
+    struct mk_trace_event *trace_flat;
+    uint32_t trace_count;
+};
+
+/* For tests: counters and positions start here instead of near 0; set before init, equal on all ranks. */
+extern uint64_t mk_comm_start;
+
+/* Records the failure if it is the first, wakes the blocks; tell: the other ranks hear of it. Returns code. */
+int mk_comm_fail(struct mk_comm *comm, int code, bool tell, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+/* 0, or the communicator's failure, its text as this thread's last error. */
+int mk_comm_check(struct mk_comm *comm);
+
+/* topology.c: fills topo and rank_at from what every rank said. */
+struct mk_place {
+    uint64_t host;
+    int32_t node, local; /* -1: not given */
+};
+int mk_topology_build(const struct mk_place *places, int nranks, int rank, struct mk_topo *topo,
+                      int *rank_at);
+
+/* rings.c: pure layout. UNSUPPORTED if a slot would be below 16 KiB. */
+int mk_rings_build(const struct mk_topo *topo, size_t workspace, size_t chunk, struct mk_rings *out);
+/* First position of a class's rings when counters start at `start`. */
+uint64_t mk_rings_start(const struct mk_rings *r, int cls, uint64_t start);
+/* Values before the first use: own flags, credits, completions; and the state of the blocks. */
+void mk_rings_init(const struct mk_rings *r, uint8_t *fixed, struct mk_ar_state *state, uint64_t start);
+void mk_rings_note_steps(const struct mk_rings *r, uint32_t *step);
+
+/* peers.c: memory, links, exchange. */
+int mk_peers_setup(struct mk_comm *comm);
+void mk_peers_teardown(struct mk_comm *comm);
+/* Every rank gives its status; all return the first failing rank's code. */
+int mk_comm_agree(struct mk_comm *comm, int status);
+
+/* plan.c */
+struct mk_gemm_call {
+    int64_t m, n, k, lda, ldb, ldc;
+    const void *a, *b;
+    void *c;
+    const mk_epilogue_t *epilogue;
+    mk_layout_t layout;
+    mk_dtype_t dtype;
+    enum mk_part part;
+};
+int mk_plan_check(const struct mk_gemm_call *call, const void *stream);
+int mk_plan_build(const struct mk_rings *rings, bool wire_fp32, const struct mk_gemm_call *call,
+                  struct mk_ar *ar);
+
+/* cpu/exec.c */
+int mk_pool_create(int threads, struct mk_pool **out);
+void mk_pool_destroy(struct mk_pool *p);
+/* Runs fn(ctx, block) for block 0 .. threads-1, block 0 on the calling thread; returns when all have returned. */
+void mk_pool_run(struct mk_pool *p, void (*fn)(void *ctx, int block), void *ctx);
+/* One launch on the communicator's blocks. Returns 0 or the communicator's failure. */
+int mk_exec_cpu(struct mk_comm *comm, const struct mk_ar *ar);
+/* cpu/stuck.c: one sentence on what a block waits for. */
+void mk_stuck_describe(struct mk_comm *comm, const struct mk_ar *ar, const struct mk_ar_block *blk,
+                       char *text, size_t size);
+
+/* trace.c */
+void mk_trace_begin(struct mk_comm *comm);
+void mk_trace_add(struct mk_comm *comm, int block, int role, const struct mk_task *task, uint64_t begin,
+                  uint64_t end);
+void mk_trace_free(struct mk_comm *comm);
+int mk_ar_role(int kind);

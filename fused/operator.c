@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* The operators of the public API: check, plan, launch. */
+#include "comm.h"
+#include "mk/err.h"
+#include "mk/log.h"
+#include <stdlib.h>
+#include <string.h>
+
+/* Ready flags of the tiles: epochs, so nothing is cleared between calls; new ones are 0, which no epoch is. */
+static int ensure_tile_flags(struct mk_comm *comm, size_t tiles)
+{
+    if (tiles <= comm->tile_flags)
+        return 0;
+    uint64_t *p = calloc(tiles, sizeof(*p));
+    if (!p)
+        return mk_fail(MK_ERR_NOMEM, "FUSED", "no memory for the flags of %zu tiles", tiles);
+    free(comm->tile_flag);
+    comm->tile_flag = p;
+    comm->tile_flags = tiles;
+    return 0;
+}
+
+static int min_int(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+/* Fills what a launch needs of the communicator. */
+static void bind(struct mk_comm *comm, struct mk_ar *ar)
+{
+    /* R blocks may wait for remote data alone; at least one must, or nobody finishes the launch. */
+    const int r = min_int((int)comm->settings.r, comm->threads / 2);
+    ar->blocks = comm->threads;
+    ar->max_helpers = r > 1 ? r : 1;
+    ar->budget = 1;
+    ar->comm_id = comm->proxy_id;
+    ar->state = comm->state;
+    ar->tile_flag = comm->tile_flag;
+    ar->abort_word = &comm->abort_word;
+    ar->fixed = comm->memory.addr;
+    ar->staging = ar->fixed + comm->rings.fixed_bytes;
+    ar->peer_fixed = comm->peer_fixed;
+    ar->peer_staging = comm->peer_staging;
+    if (comm->proxy)
+        ar->ring = *mk_proxy_ring(comm->proxy);
+    ar->host = &comm->host;
+}
+
+static int launch(struct mk_comm *comm, const struct mk_gemm_call *call)
+{
+    struct mk_ar ar;
+    pthread_mutex_lock(&comm->call_lock);
+    int ret = mk_comm_check(comm);
+    if (!ret)
+        ret = mk_plan_build(&comm->rings, !strcmp(comm->settings.wire, "fp32"), call, &ar);
+    if (!ret)
+        ret = ensure_tile_flags(comm, mk_tiles(&ar.grid));
+    if (!ret) {
+        bind(comm, &ar);
+        ret = mk_exec_cpu(comm, &ar);
+    }
+    pthread_mutex_unlock(&comm->call_lock);
+    return ret;
+}
+
+int mk_gemm_allreduce_part(mk_comm_t comm, enum mk_part part, mk_layout_t layout, int64_t m, int64_t n,
+                           int64_t k, mk_dtype_t dtype, const void *a, int64_t lda, const void *b,
+                           int64_t ldb, void *c, int64_t ldc, const mk_epilogue_t *epilogue)
+{
+    const struct mk_gemm_call call = {m, n, k, lda, ldb, ldc, a, b, c, epilogue, layout, dtype, part};
+    if (!comm)
+        return mk_fail_quiet(MK_ERR_INVALID, "comm is NULL");
+    const int ret = mk_plan_check(&call, NULL);
+    return ret ? ret : launch(comm, &call);
+}
+
+int mk_gemm_allreduce(mk_comm_t comm, mk_layout_t layout, int64_t m, int64_t n, int64_t k, mk_dtype_t dtype,
+                      const void *a, int64_t lda, const void *b, int64_t ldb, void *c, int64_t ldc,
+                      const mk_epilogue_t *epilogue, void *stream)
+{
+    if (stream)
+        return mk_fail_quiet(MK_ERR_INVALID, "stream must be NULL: this process has no GPU executor");
+    return mk_gemm_allreduce_part(comm, MK_PART_FUSED, layout, m, n, k, dtype, a, lda, b, ldb, c, ldc,
+                                  epilogue);
+}
+
+/* mk_gemm runs on a communicator of one rank that the process makes once. */
+static pthread_once_t alone_once = PTHREAD_ONCE_INIT;
+static struct mk_comm *alone;
+static int alone_status;
+static char alone_text[256];
+
+static void make_alone(void)
+{
+    mk_unique_id_t id;
+    memset(&id, 0, sizeof(id));
+    alone_status = mk_comm_init_rank(&alone, 1, id, 0, NULL);
+    if (alone_status)
+        strncpy(alone_text, mk_last_error(), sizeof(alone_text) - 1);
+}
+
+int mk_gemm(mk_layout_t layout, int64_t m, int64_t n, int64_t k, mk_dtype_t dtype, const void *a, int64_t lda,
+            const void *b, int64_t ldb, void *c, int64_t ldc, const mk_epilogue_t *epilogue, void *stream)
+{
+    const struct mk_gemm_call call = {m, n, k,        lda,    ldb,   ldc,          a,
+                                      b, c, epilogue, layout, dtype, MK_PART_FUSED};
+    const int ret = mk_plan_check(&call, stream);
+    if (ret)
+        return ret;
+    pthread_once(&alone_once, make_alone);
+    if (alone_status)
+        mk_last_error_set(alone_text);
+    return alone_status ? alone_status : launch(alone, &call);
+}
+
+/* ---- facts for commands ---- */
+
+const char *mk_gemm_backend(bool use_blas)
+{
+    mk_gemm_cpu_open(use_blas);
+    return mk_gemm_cpu_name();
+}
+
+int mk_comm_info(mk_comm_t comm, struct mk_comm_info *out)
+{
+    struct mk_comm_info i;
+    if (!comm || !out)
+        return mk_fail_quiet(MK_ERR_INVALID, "%s is NULL", comm ? "out" : "comm");
+    memset(&i, 0, sizeof(i));
+    i.rank = comm->rank;
+    i.nranks = comm->nranks;
+    i.node = comm->topo.node;
+    i.nnodes = comm->topo.nnodes;
+    i.local_rank = comm->topo.local;
+    i.local_nranks = comm->topo.nlocal;
+    i.threads = comm->threads;
+    i.workspace = comm->settings.workspace;
+    i.chunk = comm->rings.slot_bytes;
+    strncpy(i.gemm, mk_gemm_cpu_name(), sizeof(i.gemm) - 1);
+    if (comm->proxy) {
+        const struct mk_caps *caps = mk_engine_caps(mk_proxy_engine(comm->proxy));
+        struct mk_proxy_stats s;
+        mk_proxy_get_stats(comm->proxy, &s);
+        memcpy(i.transport, caps->transport, sizeof(i.transport));
+        memcpy(i.provider, caps->provider, sizeof(i.provider));
+        memcpy(i.adapter, caps->adapter, sizeof(i.adapter));
+        i.commands = s.commands;
+        i.batches = s.batches;
+        i.bytes = s.bytes;
+    }
+    *out = i;
+    return 0;
+}
+
+int mk_comm_barrier(mk_comm_t comm)
+{
+    if (!comm)
+        return mk_fail_quiet(MK_ERR_INVALID, "comm is NULL");
+    return comm->boot ? mk_boot_barrier(comm->boot) : 0;
+}
+
+int mk_comm_allgather(mk_comm_t comm, const void *send, void *recv, size_t bytes)
+{
+    if (!comm)
+        return mk_fail_quiet(MK_ERR_INVALID, "comm is NULL");
+    if (comm->boot)
+        return mk_boot_allgather(comm->boot, send, recv, bytes);
+    memcpy(recv, send, bytes);
+    return 0;
+}

@@ -1,0 +1,244 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* GEMM+AllReduce: what one launch is made of. The tasks, their inputs and outputs; claim and finish are in
+ * gemm_ar_run.h. Runs on blocks (CPU: threads), all of which poll all roles and never wait inside a task.
+ *
+ * A chunk's way, seen from its local owner g (o is another local rank, e another node):
+ *   TILE     COMPUTE  tile of the own partial product into C
+ *   PUSH     INTRA    o's chunk: C -> partial-in at o                                    (G > 1)
+ *   SUM      SEND     node sum of the partials -> sum-out, command to the NIC -> sum-in at e  (D > 1)
+ *   REDUCE   RECV     D = 1: sum of the partials; D = 2: own node sum + sum-in; D > 2, chunks of this node: own node
+ *                     sum + sum-ins; -> C, broadcast-in at every o, and (D > 2) result-out -> result-in at every e
+ *   RESULT   RECV     D > 2, chunks of node e: result-in -> C, broadcast-in at every o
+ *   BCAST    INTRA    o's chunk: broadcast-in -> C
+ *   HDR_OUT, HDR_IN   launch headers {epoch, signature} to and from each direct peer; nothing of a peer is used
+ *                     before its header matched
+ *
+ * Order and deadlock. Every queue (task kind, peer) hands out its chunks in chunk order, a task is claimed only when
+ * its inputs are here and all its output slots are granted, nothing is held while waiting. So the first chunk in
+ * the order that is unfinished anywhere always has its slots granted: everything before it in each of its rings is
+ * consumed, and what is behind it cannot take its slots, since slots go by position. tests/sched/model.c runs this
+ * under random schedules.
+ *
+ * Counters: state words {tag, count} (flag.h) start anew with each epoch; positions advance when the last block
+ * leaves. */
+#pragma once
+#include "mk/dev/flag.h"
+#include "mk/dev/ring.h"
+#include "sched/chunk.h"
+
+enum mk_ar_kind {
+    MK_AR_TILE = 0,
+    MK_AR_PUSH = 1,
+    MK_AR_SUM = 2,
+    MK_AR_REDUCE = 3,
+    MK_AR_RESULT = 4,
+    MK_AR_BCAST = 5,
+    MK_AR_HDR_OUT_LOCAL = 6,
+    MK_AR_HDR_OUT_NODE = 7,
+    MK_AR_HDR_IN_LOCAL = 8,
+    MK_AR_HDR_IN_NODE = 9,
+    MK_AR_KINDS = 10
+};
+
+/* State of a communicator on its device: read and written by the blocks of this rank only (gpu scope). */
+struct mk_ar_state {
+    uint64_t epoch;                            /* of the next launch; the last block to leave advances it */
+    uint64_t pos_in[MK_CLASSES][MK_MAX_PEERS]; /* by peer number (not index): base positions of this launch */
+    uint64_t pos_out[MK_CLASSES][MK_MAX_PEERS];
+    uint64_t release[MK_CLASSES][MK_MAX_PEERS]; /* in-rings: {consumed position 48, done bits 16} */
+    uint64_t queue[MK_AR_KINDS][MK_MAX_PEERS];  /* {tag, next item} */
+    uint64_t header_ok[2][MK_MAX_PEERS];        /* {tag, 1}: local, node peer's header matched */
+    uint64_t sum_ready[MK_RING_MAX_SLOTS];      /* D = 2: position + 1 of the node sum in this out slot */
+    uint64_t sum_used[MK_RING_MAX_SLOTS];       /* D = 2: position + 1 that REDUCE has read from it */
+    uint64_t tickets, helpers, left;            /* {tag, count} */
+    uint64_t progress_ns;                       /* when a task last finished (relaxed) */
+};
+
+/* One launch: the same on all blocks, read only. */
+struct mk_ar {
+    struct mk_rings rings;
+    struct mk_grid grid;
+    uint64_t signature; /* of what all ranks must agree on */
+    int64_t k;
+    const void *a, *b;
+    void *c;
+    int64_t lda, ldb, ldc;
+    const void *bias;
+    int32_t layout, dtype, act;
+    int32_t wire_fp32;                   /* node sums travel as fp32 */
+    int32_t skip_compute;                /* the tiles are there already (T_comm) */
+    int32_t skip_comm;                   /* tiles alone (T_compute) */
+    int32_t blocks, budget, max_helpers; /* B; blocks that prefer communication; R */
+    uint32_t comm_id;                    /* in commands */
+    struct mk_ar_state *state;
+    uint64_t *tile_flag;        /* [tiles]: epoch when ready; who writes: COMPUTE (gpu) */
+    uint64_t *abort_word;       /* not 0: all blocks leave */
+    uint8_t *fixed, *staging;   /* this rank's memories */
+    uint8_t *const *peer_fixed; /* of the local ranks, [local]; own entry unused */
+    uint8_t *const *peer_staging;
+    struct mk_ring ring; /* to the proxy */
+    void *host;          /* machine side: bells, scratch */
+};
+
+struct mk_task {
+    int32_t kind;
+    int32_t peer;   /* local rank or node of the queue; 0 where there is one queue */
+    uint32_t item;  /* number within the queue */
+    uint32_t chunk; /* or tile */
+    uint32_t owned; /* number among the chunks of the chunk's local owner */
+};
+
+/* What a block carries through one launch. */
+struct mk_ar_block {
+    uint64_t epoch;
+    uint32_t tag;
+    uint32_t ticket;
+    int32_t prefers_comm;
+    int32_t helping;
+    struct mk_task task;
+};
+
+MK_DEV uint32_t mk_elem_bytes(int32_t dtype)
+{
+    return dtype == 0 ? 4 : 2; /* MK_FLOAT32; bfloat16, float16 */
+}
+MK_DEV bool mk_ar_alone(const struct mk_ar *ar)
+{
+    return ar->rings.topo.nnodes == 1 && ar->rings.topo.nlocal == 1;
+}
+
+/* How many items the queue (kind, peer) has in this launch. Positions of rings advance by these numbers too. */
+MK_DEV uint32_t mk_ar_items(const struct mk_ar *ar, int kind, int32_t peer)
+{
+    const struct mk_topo *t = &ar->rings.topo;
+    const uint32_t chunks = mk_chunks(&ar->grid);
+    const uint32_t mine = mk_owned(t, chunks, t->local);
+    if (kind == MK_AR_TILE)
+        return ar->skip_compute ? 0 : mk_tiles(&ar->grid);
+    if (ar->skip_comm)
+        return 0;
+    switch (kind) {
+    case MK_AR_PUSH:
+    case MK_AR_BCAST:
+        return mk_owned(t, chunks, peer);
+    case MK_AR_SUM:
+        return t->nnodes == 2 ? mine : mk_owned_by_node(t, mine, peer);
+    case MK_AR_REDUCE:
+        if (mk_ar_alone(ar))
+            return ar->bias || ar->act ? mine : 0;
+        return t->nnodes > 2 ? mk_owned_by_node(t, mine, t->node) : mine;
+    case MK_AR_RESULT:
+        return t->nnodes > 2 ? mk_owned_by_node(t, mine, peer) : 0;
+    default:
+        return 1; /* headers */
+    }
+}
+/* Which peers the queues of a kind have: 'l' the other local ranks, 'n' the other nodes, '1' a single queue. */
+MK_DEV char mk_ar_fan(int kind)
+{
+    switch (kind) {
+    case MK_AR_PUSH:
+    case MK_AR_BCAST:
+    case MK_AR_HDR_OUT_LOCAL:
+    case MK_AR_HDR_IN_LOCAL:
+        return 'l';
+    case MK_AR_SUM:
+    case MK_AR_RESULT:
+    case MK_AR_HDR_OUT_NODE:
+    case MK_AR_HDR_IN_NODE:
+        return 'n';
+    default:
+        return '1';
+    }
+}
+
+/* Node owner matters for D > 2 only: item j of node owner e is owned chunk e + D*j. */
+MK_DEV void mk_ar_locate(const struct mk_ar *ar, int kind, int32_t peer, uint32_t item, struct mk_task *task)
+{
+    const struct mk_topo *t = &ar->rings.topo;
+    task->kind = kind;
+    task->peer = peer;
+    task->item = item;
+    task->owned = item;
+    task->chunk = item;
+    if (kind == MK_AR_TILE || kind >= MK_AR_HDR_OUT_LOCAL)
+        return;
+    if (t->nnodes > 2 && (kind == MK_AR_SUM || kind == MK_AR_RESULT))
+        task->owned = (uint32_t)peer + (uint32_t)t->nnodes * item;
+    else if (t->nnodes > 2 && kind == MK_AR_REDUCE)
+        task->owned = (uint32_t)t->node + (uint32_t)t->nnodes * item;
+    task->chunk = mk_owned_chunk(t, kind == MK_AR_PUSH || kind == MK_AR_BCAST ? peer : t->local, task->owned);
+}
+
+/* ---- positions: base of the launch + number within the launch ---- */
+
+MK_DEV uint64_t mk_ar_pos_in(const struct mk_ar *ar, int cls, int32_t peer, uint32_t n)
+{
+    return mk_ld_rlx_gpu_u64(&ar->state->pos_in[cls][peer]) + n;
+}
+MK_DEV uint64_t mk_ar_pos_out(const struct mk_ar *ar, int cls, int32_t peer, uint32_t n)
+{
+    return mk_ld_rlx_gpu_u64(&ar->state->pos_out[cls][peer]) + n;
+}
+MK_DEV uint64_t *mk_ar_note(uint8_t *fixed, const struct mk_rings *r, uint32_t note)
+{
+    return (uint64_t *)(fixed + r->notes_off) + note;
+}
+/* Has position p of in-ring (cls, peer) arrived here? */
+MK_DEV bool mk_ar_arrived(const struct mk_ar *ar, int cls, int32_t peer, uint64_t p)
+{
+    const uint32_t note = mk_flag_note(&ar->rings, cls, mk_class_self(&ar->rings.topo, cls), peer, p);
+    return mk_poll_sys(mk_ar_note(ar->fixed, &ar->rings, note)) == p + 1;
+}
+/* May position p of out-ring (cls, peer) be written: granted by the peer, and the NIC done with the slot? */
+MK_DEV bool mk_ar_granted(const struct mk_ar *ar, int cls, int32_t peer, uint64_t p)
+{
+    const struct mk_rings *r = &ar->rings;
+    const uint32_t note = mk_credit_note(r, cls, mk_class_self(&r->topo, cls), peer);
+    if (mk_poll_sys(mk_ar_note(ar->fixed, r, note)) <= p)
+        return false;
+    if (mk_class_is_local(cls))
+        return true;
+#if MK_MUTATE == 4
+    return true;
+#else
+    return mk_poll_sys((uint64_t *)(ar->fixed + r->done_off) + mk_done_index(r, cls, peer, p)) +
+               r->slots[cls] >=
+           p + 1;
+#endif
+}
+
+/* ---- where the bytes of a task are ---- */
+
+/* This rank's in slot of (cls, peer) at position p. */
+MK_DEV uint8_t *mk_ar_in(const struct mk_ar *ar, int cls, int32_t peer, uint64_t p)
+{
+    return ar->staging + mk_in_slot(&ar->rings, cls, mk_class_self(&ar->rings.topo, cls), peer, p);
+}
+MK_DEV uint8_t *mk_ar_out(const struct mk_ar *ar, int cls, int32_t peer, uint64_t p)
+{
+    return ar->staging + mk_out_slot(&ar->rings, cls, peer, p);
+}
+/* Local peer's in slot that this rank fills. */
+MK_DEV uint8_t *mk_ar_at_local(const struct mk_ar *ar, int cls, int32_t peer, uint64_t p)
+{
+    return ar->peer_staging[peer] + mk_in_slot(&ar->rings, cls, peer, ar->rings.topo.local, p);
+}
+/* Partial of local rank r for owned chunk number i; NULL: this rank's own, which is in C. */
+MK_DEV const uint8_t *mk_ar_partial(const struct mk_ar *ar, int32_t r, uint32_t i)
+{
+    return r == ar->rings.topo.local
+               ? (const uint8_t *)0
+               : mk_ar_in(ar, MK_CLASS_PARTIAL, r, mk_ar_pos_in(ar, MK_CLASS_PARTIAL, r, i));
+}
+/* Node sum of node e for a REDUCE item, type W; NULL: this node's own, not stored (D > 2). */
+MK_DEV const uint8_t *mk_ar_node_sum(const struct mk_ar *ar, int32_t e, uint32_t item)
+{
+    const struct mk_topo *t = &ar->rings.topo;
+    if (e != t->node)
+        return mk_ar_in(ar, MK_CLASS_SUM, e, mk_ar_pos_in(ar, MK_CLASS_SUM, e, item));
+    if (t->nnodes == 2)
+        return mk_ar_out(ar, MK_CLASS_SUM, 1 - e, mk_ar_pos_out(ar, MK_CLASS_SUM, 1 - e, item));
+    return (const uint8_t *)0;
+}

@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* GEMM+AllReduce: doing and finishing a claimed task, and leaving. Include after the tile side. */
+#pragma once
+#include "ops/gemm_ar_run.h"
+
+/* Publishes position p of (cls) into local peer's arrival flag; payload stored by this block before. */
+MK_DEV void mk_ar_publish_local(const struct mk_ar *ar, int cls, int32_t peer, uint64_t p)
+{
+    const uint32_t note = mk_flag_note(&ar->rings, cls, peer, ar->rings.topo.local, p);
+    mk_publish_sys(mk_ar_note(ar->peer_fixed[peer], &ar->rings, note), p + 1);
+    mk_wake_local(ar, peer);
+}
+
+/* Hands a command to the proxy; waits for room in the ring, which the proxy always makes, or for abort. */
+MK_DEV void mk_ar_command(const struct mk_ar *ar, struct mk_cmd *c)
+{
+    uint64_t at;
+    while (!mk_ring_claim(&ar->ring, &at)) {
+        if (mk_ar_aborted(ar))
+            return;
+        mk_wake_proxy(ar);
+        mk_pause();
+    }
+    mk_ring_publish(&ar->ring, at, c);
+    mk_wake_proxy(ar);
+}
+
+/* Sends this rank's out slot of (cls) at position p to node `peer`. All lanes call it; `bytes` 0 never. */
+MK_DEV void mk_ar_send(const struct mk_ar *ar, const struct mk_ar_block *blk, int cls, int32_t peer,
+                       uint64_t p, uint64_t bytes, uint32_t chunk)
+{
+    mk_fence_async();
+    mk_block_sync();
+    if (mk_lane() != 0)
+        return;
+    const struct mk_rings *r = &ar->rings;
+    const uint64_t header = cls == MK_CLASS_HEADER_NODE;
+    struct mk_cmd c;
+    mk_cmd_init(&c);
+    mk_cmd_set_kind(&c, MK_CMD_WRITE);
+    mk_cmd_set_swin(&c, header ? 0 : 1);
+    mk_cmd_set_dwin(&c, header ? 0 : 1);
+    mk_cmd_set_loff(&c, mk_out_slot(r, cls, peer, p));
+    mk_cmd_set_roff(&c, mk_in_slot(r, cls, peer, r->topo.node, p));
+    mk_cmd_set_len(&c, bytes);
+    mk_cmd_set_chunk(&c, chunk);
+    mk_cmd_set_note(&c, mk_flag_note(r, cls, peer, r->topo.node, p));
+    mk_cmd_set_use4(&c, p / r->slots[cls] + 1);
+    mk_cmd_set_value(&c, p + 1);
+    mk_cmd_set_done(&c, mk_done_index(r, cls, peer, p));
+    mk_cmd_set_comm(&c, ar->comm_id);
+    mk_cmd_set_epoch(&c, blk->epoch);
+    mk_cmd_set_node(&c, (uint64_t)peer);
+    mk_ar_command(ar, &c);
+}
+
+/* One lane, after the block has read position p of in-ring (cls, peer): gives consumed slots back, in order. The word is
+ * {consumed 48, done bits 16}: one CAS both marks the slot and advances, so no release can be lost between two
+ * blocks that finish out of order. Credits are cumulative and only grow, hence max at a local peer, and "later
+ * replaces earlier" at the proxy. */
+MK_DEV void mk_ar_release_one(const struct mk_ar *ar, const struct mk_ar_block *blk, int cls, int32_t peer,
+                              uint64_t p)
+{
+    const struct mk_rings *r = &ar->rings;
+    uint64_t *word = &ar->state->release[cls][peer];
+    uint64_t have, consumed, bits;
+    do {
+        have = mk_ld_acq_gpu_u64(word);
+        consumed = have >> 16;
+        bits = (have & 0xffff) | (1ull << (p - consumed));
+        while (bits & 1) {
+            bits >>= 1;
+            consumed++;
+        }
+    } while (!mk_cas_gpu_u64(word, have, (consumed << 16) | bits));
+    if (consumed == have >> 16)
+        return;
+#if MK_MUTATE == 3
+    if (consumed % 97 == 0)
+        return;
+#endif
+    const uint64_t credit = consumed + r->slots[cls];
+    if (mk_class_is_local(cls)) {
+        const uint32_t note = mk_credit_note(r, cls, peer, r->topo.local);
+        mk_max_sys_u64(mk_ar_note(ar->peer_fixed[peer], r, note), credit);
+        mk_wake_local(ar, peer);
+        return;
+    }
+    struct mk_cmd c;
+    mk_cmd_init(&c);
+    mk_cmd_set_kind(&c, MK_CMD_CREDIT);
+    mk_cmd_set_note(&c, mk_credit_note(r, cls, peer, r->topo.node));
+    mk_cmd_set_use4(&c, credit);
+    mk_cmd_set_value(&c, credit);
+    mk_cmd_set_done(&c, MK_CMD_NO_DONE);
+    mk_cmd_set_comm(&c, ar->comm_id);
+    mk_cmd_set_epoch(&c, blk->epoch);
+    mk_cmd_set_node(&c, (uint64_t)peer);
+    mk_ar_command(ar, &c);
+}
+
+/* All lanes: the block's reads are over, then one lane releases. */
+MK_DEV void mk_ar_release(const struct mk_ar *ar, const struct mk_ar_block *blk, int cls, int32_t peer,
+                          uint64_t p)
+{
+    mk_block_sync();
+    if (mk_lane() == 0)
+        mk_ar_release_one(ar, blk, cls, peer, p);
+}
+
+MK_DEV void mk_ar_release_partials(const struct mk_ar *ar, const struct mk_ar_block *blk, uint32_t i)
+{
+    const struct mk_topo *t = &ar->rings.topo;
+    for (int32_t r = 0; r < t->nlocal; r++)
+        if (r != t->local)
+            mk_ar_release(ar, blk, MK_CLASS_PARTIAL, r, mk_ar_pos_in(ar, MK_CLASS_PARTIAL, r, i));
+}
+MK_DEV void mk_ar_publish_bcast(const struct mk_ar *ar, uint32_t i)
+{
+    const struct mk_topo *t = &ar->rings.topo;
+    for (int32_t r = 0; r < t->nlocal; r++)
+        if (r != t->local)
+            mk_ar_publish_local(ar, MK_CLASS_BCAST, r, mk_ar_pos_out(ar, MK_CLASS_BCAST, r, i));
+}
+
+/* ---- headers ---- */
+
+MK_DEV void mk_ar_header_out(const struct mk_ar *ar, const struct mk_ar_block *blk, int cls, int32_t peer)
+{
+    const uint64_t p = mk_ar_pos_out(ar, cls, peer, 0);
+    uint64_t *h =
+        cls == MK_CLASS_HEADER_LOCAL
+            ? (uint64_t *)(ar->peer_fixed[peer] + mk_in_slot(&ar->rings, cls, peer, ar->rings.topo.local, p))
+            : (uint64_t *)(ar->fixed + mk_out_slot(&ar->rings, cls, peer, p));
+    if (mk_lane() == 0) {
+        mk_st_rlx_sys_u64(&h[0], blk->epoch);
+        mk_st_rlx_sys_u64(&h[1], ar->signature);
+    }
+    if (cls == MK_CLASS_HEADER_LOCAL)
+        mk_ar_publish_local(ar, cls, peer, p);
+    else
+        mk_ar_send(ar, blk, cls, peer, p, MK_HEADER_BYTES, 0);
+}
+
+/* Equal epoch and signature: the peer may be used in this launch. Else nothing of it is, on any rank. */
+MK_DEV void mk_ar_header_in(const struct mk_ar *ar, const struct mk_ar_block *blk, int cls, int32_t peer)
+{
+    const uint64_t p = mk_ar_pos_in(ar, cls, peer, 0);
+    const struct mk_topo *t = &ar->rings.topo;
+    const int node_level = cls == MK_CLASS_HEADER_NODE;
+    if (mk_lane() != 0)
+        return;
+    const uint64_t *h =
+        (const uint64_t *)(ar->fixed + mk_in_slot(&ar->rings, cls, mk_class_self(t, cls), peer, p));
+    if (mk_ld_rlx_sys_u64(&h[0]) != blk->epoch || mk_ld_rlx_sys_u64(&h[1]) != ar->signature) {
+        mk_raise_mismatch(ar, node_level, peer);
+        return;
+    }
+    mk_count_add(&ar->state->header_ok[node_level][peer], blk->tag, 1);
+    mk_ar_release_one(ar, blk, cls, peer, p);
+}
+
+/* ---- tasks ---- */
+
+MK_DEV void mk_ar_do_sum(const struct mk_ar *ar, const struct mk_ar_block *blk)
+{
+    const struct mk_task *t = &blk->task;
+    const struct mk_rect r = mk_chunk_rect(&ar->grid, t->chunk);
+    const uint64_t p = mk_ar_pos_out(ar, MK_CLASS_SUM, t->peer, t->item);
+    mk_tile_sum(ar, blk, &r, mk_ar_out(ar, MK_CLASS_SUM, t->peer, p));
+    if (ar->rings.topo.nnodes == 2)
+        mk_publish_gpu(&ar->state->sum_ready[p % ar->rings.slots[MK_CLASS_SUM]], p + 1);
+    const uint64_t elem = ar->wire_fp32 ? 4 : mk_elem_bytes(ar->dtype);
+    mk_ar_send(ar, blk, MK_CLASS_SUM, t->peer, p, (uint64_t)r.rows * (uint64_t)r.cols * elem, t->chunk);
+    mk_ar_release_partials(ar, blk, t->owned);
+}
+
+MK_DEV void mk_ar_do_reduce(const struct mk_ar *ar, const struct mk_ar_block *blk)
+{
+    const struct mk_task *t = &blk->task;
+    const struct mk_topo *tp = &ar->rings.topo;
+    const struct mk_rect r = mk_chunk_rect(&ar->grid, t->chunk);
+    mk_tile_reduce(ar, blk, &r);
+    mk_ar_publish_bcast(ar, t->owned);
+    for (int32_t e = 0; e < tp->nnodes; e++) {
+        if (e == tp->node)
+            continue;
+        if (tp->nnodes > 2)
+            mk_ar_send(ar, blk, MK_CLASS_RESULT, e, mk_ar_pos_out(ar, MK_CLASS_RESULT, e, t->item),
+                       (uint64_t)r.rows * (uint64_t)r.cols * mk_elem_bytes(ar->dtype), t->chunk);
+        mk_ar_release(ar, blk, MK_CLASS_SUM, e, mk_ar_pos_in(ar, MK_CLASS_SUM, e, t->item));
+    }
+    if (tp->nnodes == 2) {
+        const uint64_t p = mk_ar_pos_out(ar, MK_CLASS_SUM, 1 - tp->node, t->item);
+        mk_publish_gpu(&ar->state->sum_used[p % ar->rings.slots[MK_CLASS_SUM]], p + 1);
+    } else {
+        mk_ar_release_partials(ar, blk, t->owned);
+    }
+}
+
+/* Does blk->task; all lanes. */
+MK_DEV void mk_ar_do(const struct mk_ar *ar, struct mk_ar_block *blk)
+{
+    const struct mk_task *t = &blk->task;
+    uint64_t p;
+    struct mk_rect r;
+    mk_consume();
+    switch (t->kind) {
+    case MK_AR_TILE:
+        mk_tile_gemm(ar, blk);
+        mk_publish_gpu(&ar->tile_flag[t->chunk], blk->epoch);
+        break;
+    case MK_AR_PUSH:
+        p = mk_ar_pos_out(ar, MK_CLASS_PARTIAL, t->peer, t->item);
+        r = mk_chunk_rect(&ar->grid, t->chunk);
+        mk_tile_pack(ar, &r, mk_ar_at_local(ar, MK_CLASS_PARTIAL, t->peer, p));
+        mk_ar_publish_local(ar, MK_CLASS_PARTIAL, t->peer, p);
+        break;
+    case MK_AR_SUM:
+        mk_ar_do_sum(ar, blk);
+        break;
+    case MK_AR_REDUCE:
+        mk_ar_do_reduce(ar, blk);
+        break;
+    case MK_AR_RESULT:
+        p = mk_ar_pos_in(ar, MK_CLASS_RESULT, t->peer, t->item);
+        r = mk_chunk_rect(&ar->grid, t->chunk);
+        mk_tile_unpack(ar, &r, mk_ar_in(ar, MK_CLASS_RESULT, t->peer, p), 1, t->owned);
+        mk_ar_publish_bcast(ar, t->owned);
+        mk_ar_release(ar, blk, MK_CLASS_RESULT, t->peer, p);
+        break;
+    case MK_AR_BCAST:
+        p = mk_ar_pos_in(ar, MK_CLASS_BCAST, t->peer, t->item);
+        r = mk_chunk_rect(&ar->grid, t->chunk);
+        mk_tile_unpack(ar, &r, mk_ar_in(ar, MK_CLASS_BCAST, t->peer, p), 0, t->owned);
+        mk_ar_release(ar, blk, MK_CLASS_BCAST, t->peer, p);
+        break;
+    case MK_AR_HDR_OUT_LOCAL:
+        mk_ar_header_out(ar, blk, MK_CLASS_HEADER_LOCAL, t->peer);
+        break;
+    case MK_AR_HDR_OUT_NODE:
+        mk_ar_header_out(ar, blk, MK_CLASS_HEADER_NODE, t->peer);
+        break;
+    case MK_AR_HDR_IN_LOCAL:
+        mk_ar_header_in(ar, blk, MK_CLASS_HEADER_LOCAL, t->peer);
+        break;
+    case MK_AR_HDR_IN_NODE:
+        mk_ar_header_in(ar, blk, MK_CLASS_HEADER_NODE, t->peer);
+        break;
+    default:
+        break;
+    }
+    mk_block_sync();
+    if (mk_lane() == 0)
+        mk_st_rlx_gpu_u64(&ar->state->progress_ns, mk_now_ns());
+    mk_wake_self(ar);
+}
+
+/* ---- leaving ---- */
+
+/* By how much the rings (cls, peer) advance in a launch. */
+MK_DEV uint32_t mk_ar_count_out(const struct mk_ar *ar, int cls, int32_t peer)
+{
+    const struct mk_topo *t = &ar->rings.topo;
+    const uint32_t chunks = mk_chunks(&ar->grid);
+    const uint32_t mine = mk_owned(t, chunks, t->local);
+    if (ar->skip_comm)
+        return 0;
+    switch (cls) {
+    case MK_CLASS_PARTIAL:
+        return mk_owned(t, chunks, peer);
+    case MK_CLASS_BCAST:
+        return mine;
+    case MK_CLASS_SUM:
+        return mk_ar_items(ar, MK_AR_SUM, peer);
+    case MK_CLASS_RESULT:
+        return t->nnodes > 2 ? mk_owned_by_node(t, mine, t->node) : 0;
+    default:
+        return 1;
+    }
+}
+MK_DEV uint32_t mk_ar_count_in(const struct mk_ar *ar, int cls, int32_t peer)
+{
+    const struct mk_topo *t = &ar->rings.topo;
+    const uint32_t chunks = mk_chunks(&ar->grid);
+    const uint32_t mine = mk_owned(t, chunks, t->local);
+    if (ar->skip_comm)
+        return 0;
+    switch (cls) {
+    case MK_CLASS_PARTIAL:
+        return mine;
+    case MK_CLASS_BCAST:
+        return mk_owned(t, chunks, peer);
+    case MK_CLASS_SUM:
+        return t->nnodes == 2 ? mine : mk_owned_by_node(t, mine, t->node);
+    case MK_CLASS_RESULT:
+        return mk_ar_items(ar, MK_AR_RESULT, peer);
+    default:
+        return 1;
+    }
+}
+
+/* Has the NIC finished with everything this launch sent to node e (payload at the peer)? A launch ends only then. */
+MK_DEV bool mk_ar_drained(const struct mk_ar *ar, int32_t e)
+{
+    const struct mk_rings *r = &ar->rings;
+    for (int cls = MK_CLASS_SUM; cls <= MK_CLASS_HEADER_NODE; cls++) {
+        const uint32_t n = mk_ar_count_out(ar, cls, e);
+        const uint32_t last = n < r->slots[cls] ? n : r->slots[cls];
+        for (uint32_t i = n - last; i < n; i++) {
+            const uint64_t p = mk_ar_pos_out(ar, cls, e, i);
+            if (mk_poll_sys((uint64_t *)(ar->fixed + r->done_off) + mk_done_index(r, cls, e, p)) < p + 1)
+                return false;
+        }
+    }
+    return true;
+}
+
+/* Takes part in leaving; true for the last block, which must wait for mk_ar_drained of every other node and then call mk_ar_advance. */
+MK_DEV bool mk_ar_leave(const struct mk_ar *ar, const struct mk_ar_block *blk)
+{
+    return mk_count_add(&ar->state->left, blk->tag, 1) + 1 == (uint32_t)ar->blocks;
+}
+
+/* Last block only: positions and epoch of the next launch. */
+MK_DEV void mk_ar_advance(const struct mk_ar *ar, const struct mk_ar_block *blk)
+{
+    const struct mk_topo *t = &ar->rings.topo;
+    for (int cls = 0; cls < MK_CLASSES; cls++) {
+        const int32_t n = mk_class_is_local(cls) ? t->nlocal : t->nnodes;
+        for (int32_t p = 0; p < n; p++) {
+            if (p == mk_class_self(t, cls))
+                continue;
+            mk_st_rlx_gpu_u64(&ar->state->pos_in[cls][p],
+                              mk_ar_pos_in(ar, cls, p, mk_ar_count_in(ar, cls, p)));
+            mk_st_rlx_gpu_u64(&ar->state->pos_out[cls][p],
+                              mk_ar_pos_out(ar, cls, p, mk_ar_count_out(ar, cls, p)));
+        }
+    }
+    mk_st_rel_gpu_u64(&ar->state->epoch, blk->epoch + 1);
+}

@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* The plan of one call: argument checks, chunk geometry, signature. Pure: no memory is touched, no rank is asked.
+ * Geometry and signature come only from what all ranks share (never K, layout, leading dimensions, blocks). */
+#include "comm.h"
+#include "mk/err.h"
+#include <string.h>
+
+/* Bytes from the first to one past the last element of rows x cols with row stride ld; false: overflows. */
+static bool extent(int64_t rows, int64_t cols, int64_t ld, size_t elem, size_t *bytes)
+{
+    int64_t n = 0;
+    if (rows && cols && (__builtin_mul_overflow(rows - 1, ld, &n) || __builtin_add_overflow(n, cols, &n)))
+        return false;
+    if (__builtin_mul_overflow(n, (int64_t)elem, &n))
+        return false;
+    *bytes = (size_t)n;
+    return true;
+}
+
+static bool overlap(const void *a, size_t na, const void *b, size_t nb)
+{
+    const uintptr_t x = (uintptr_t)a, y = (uintptr_t)b;
+    return na && nb && x < y + nb && y < x + na;
+}
+
+struct operand {
+    const char *name;
+    const void *p;
+    int64_t rows, cols, ld;
+    size_t bytes;
+};
+
+static int check_operand(struct operand *o, size_t elem)
+{
+    if (o->ld < o->cols)
+        return mk_fail_quiet(MK_ERR_INVALID, "%s has %lld columns but leading dimension %lld", o->name,
+                             (long long)o->cols, (long long)o->ld);
+    if (o->ld > INT32_MAX)
+        return mk_fail_quiet(MK_ERR_INVALID, "leading dimension %lld of %s is beyond 2^31-1",
+                             (long long)o->ld, o->name);
+    if (!extent(o->rows, o->cols, o->ld, elem, &o->bytes))
+        return mk_fail_quiet(MK_ERR_INVALID, "%s[%lld,%lld] overflows the address space", o->name,
+                             (long long)o->rows, (long long)o->cols);
+    if (o->bytes && !o->p)
+        return mk_fail_quiet(MK_ERR_INVALID, "%s is NULL", o->name);
+    if ((uintptr_t)o->p % elem)
+        return mk_fail_quiet(MK_ERR_INVALID, "%s at %p is not aligned to its %zu-byte elements", o->name,
+                             o->p, elem);
+    return 0;
+}
+
+static int check_facts(const struct mk_gemm_call *c)
+{
+    if (c->layout != MK_TN && c->layout != MK_NN && c->layout != MK_NT)
+        return mk_fail_quiet(MK_ERR_INVALID, "layout %d is none of MK_TN, MK_NN, MK_NT", (int)c->layout);
+    if (c->dtype != MK_FLOAT32 && c->dtype != MK_BFLOAT16 && c->dtype != MK_FLOAT16)
+        return mk_fail_quiet(MK_ERR_INVALID, "dtype %d is unknown", (int)c->dtype);
+    if (c->m < 0 || c->n < 0 || c->k < 0)
+        return mk_fail_quiet(MK_ERR_INVALID, "M=%lld N=%lld K=%lld: none may be negative", (long long)c->m,
+                             (long long)c->n, (long long)c->k);
+    if (c->epilogue && (c->epilogue->act < MK_ACT_NONE || c->epilogue->act > MK_ACT_SILU))
+        return mk_fail_quiet(MK_ERR_INVALID, "activation %d is unknown", (int)c->epilogue->act);
+    if (c->dtype == MK_FLOAT16)
+        return mk_fail_quiet(MK_ERR_UNSUPPORTED, "the CPU executor has fp32 and bf16, not fp16");
+    if (c->m > INT32_MAX || c->n > INT32_MAX ||
+        mk_div_up(c->m, MK_CPU_TILE_M) > (1u << 30) / mk_div_up(c->n + 1, 32))
+        return mk_fail_quiet(MK_ERR_UNSUPPORTED, "C[%lld,%lld] is too large for one call", (long long)c->m,
+                             (long long)c->n);
+    return 0;
+}
+
+int mk_plan_check(const struct mk_gemm_call *c, const void *stream)
+{
+    int ret = check_facts(c);
+    if (ret)
+        return ret;
+    if (stream)
+        return mk_fail_quiet(MK_ERR_INVALID, "stream must be NULL: this process has no GPU executor");
+    const size_t elem = mk_elem_bytes(c->dtype);
+    struct operand o[3] = {
+        {"A", c->a, c->layout == MK_NT ? c->k : c->m, c->layout == MK_NT ? c->m : c->k, c->lda, 0},
+        {"B", c->b, c->layout == MK_TN ? c->n : c->k, c->layout == MK_TN ? c->k : c->n, c->ldb, 0},
+        {"C", c->c, c->m, c->n, c->ldc, 0},
+    };
+    if (!c->m || !c->n)
+        return 0;
+    for (int i = 0; i < 3; i++)
+        if ((c->k || i == 2) && (ret = check_operand(&o[i], elem)))
+            return ret;
+    for (int i = 0; i < 2; i++)
+        if (overlap(o[i].p, o[i].bytes, o[2].p, o[2].bytes))
+            return mk_fail_quiet(MK_ERR_INVALID, "%s overlaps C", o[i].name);
+    if (c->epilogue && c->epilogue->bias) {
+        if ((uintptr_t)c->epilogue->bias % elem)
+            return mk_fail_quiet(MK_ERR_INVALID, "bias is not aligned to its %zu-byte elements", elem);
+        if (overlap(c->epilogue->bias, (size_t)c->n * elem, o[2].p, o[2].bytes))
+            return mk_fail_quiet(MK_ERR_INVALID, "bias overlaps C");
+    }
+    return 0;
+}
+
+/* Chunk: as many columns of one tile band as fit a slot; narrow matrices take several bands. Then halved while
+ * there are fewer than 4 per rank and halves are worth a message (32 KiB). */
+static void choose_chunk(const struct mk_rings *r, size_t elem, struct mk_grid *g)
+{
+    const int64_t fit = (int64_t)(r->slot_bytes / elem);
+    const int64_t band = g->m < g->tile_m ? g->m : g->tile_m;
+    const int64_t nranks = (int64_t)r->topo.nnodes * r->topo.nlocal;
+    int64_t cols = fit / band, rows = band;
+    if (cols >= g->n) {
+        cols = g->n;
+        rows = fit / cols / g->tile_m * g->tile_m;
+        if (rows < band)
+            rows = band;
+        if (rows > g->m)
+            rows = g->m > g->tile_m ? (g->m + g->tile_m - 1) / g->tile_m * g->tile_m : g->m;
+    } else if (cols > 32) {
+        cols = cols / 32 * 32;
+    }
+    g->chunk_m = (int32_t)rows;
+    g->chunk_n = (int32_t)cols;
+    while (mk_chunks(g) < 4 * nranks && (int64_t)g->chunk_m * g->chunk_n * (int64_t)elem >= 65536) {
+        if (g->chunk_m > g->tile_m)
+            g->chunk_m = g->chunk_m / 2 / g->tile_m * g->tile_m > 0 ? g->chunk_m / 2 / g->tile_m * g->tile_m
+                                                                    : g->tile_m;
+        else if (g->chunk_n >= 64)
+            g->chunk_n = (g->chunk_n / 2 + 31) / 32 * 32;
+        else
+            break;
+    }
+}
+
+static uint64_t mix(uint64_t h, uint64_t v)
+{
+    h ^= v;
+    h *= 0x9e3779b97f4a7c15ull;
+    return h ^ (h >> 29);
+}
+
+static uint64_t signature(const struct mk_ar *ar, const struct mk_gemm_call *c)
+{
+    uint64_t h = mix(0x6d6b2d67656d6d31ull, (uint64_t)c->part);
+    h = mix(h, (uint64_t)c->m);
+    h = mix(h, (uint64_t)c->n);
+    h = mix(h, (uint64_t)ar->dtype);
+    h = mix(h, (uint64_t)ar->wire_fp32);
+    h = mix(h, (uint64_t)ar->act);
+    h = mix(h, ar->bias != NULL);
+    h = mix(h, (uint64_t)ar->grid.chunk_m);
+    return mix(h, (uint64_t)ar->grid.chunk_n);
+}
+
+int mk_plan_build(const struct mk_rings *rings, bool wire_fp32, const struct mk_gemm_call *c,
+                  struct mk_ar *ar)
+{
+    memset(ar, 0, sizeof(*ar));
+    ar->rings = *rings;
+    ar->k = c->k;
+    ar->a = c->a;
+    ar->b = c->b;
+    ar->c = c->c;
+    ar->lda = c->lda;
+    ar->ldb = c->ldb;
+    ar->ldc = c->ldc;
+    ar->layout = (int32_t)c->layout;
+    ar->dtype = (int32_t)c->dtype;
+    ar->bias = c->epilogue ? c->epilogue->bias : NULL;
+    ar->act = c->epilogue ? (int32_t)c->epilogue->act : MK_ACT_NONE;
+    ar->wire_fp32 = wire_fp32;
+    ar->skip_compute = c->part == MK_PART_COMM;
+    ar->skip_comm = c->part == MK_PART_COMPUTE;
+    ar->grid.m = c->m;
+    ar->grid.n = c->n;
+    ar->grid.tile_m = MK_CPU_TILE_M;
+    ar->grid.tile_n = MK_CPU_TILE_N;
+    ar->grid.chunk_m = 1;
+    ar->grid.chunk_n = 1;
+    if (c->m && c->n)
+        choose_chunk(rings, wire_fp32 ? 4 : mk_elem_bytes(ar->dtype), &ar->grid);
+    ar->signature = signature(ar, c);
+    return 0;
+}

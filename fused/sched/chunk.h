@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* Chunks and tiles of C[M,N]: pure index math, the same on all ranks and for host and device.
+ *
+ * Tiles (tile_m x tile_n, tails smaller) are the unit of compute; chunks (chunk_m x chunk_n) that of transfer.
+ * Both are numbered row band by row band, so that COMPUTE finishes bands in the order in which the wire visits
+ * chunks. Chunk c belongs to local rank c mod G, and there to node (c / G) mod D. The i-th chunk of local owner o
+ * is o + G*i; of these, the j-th of node owner e is i = e + D*j. */
+#pragma once
+#include "sched/rings.h"
+
+struct mk_grid {
+    int64_t m, n;
+    int32_t tile_m, tile_n;
+    int32_t chunk_m, chunk_n;
+};
+
+struct mk_rect {
+    int64_t row, col;
+    int32_t rows, cols;
+};
+
+MK_DEV uint32_t mk_div_up(int64_t a, int64_t b)
+{
+    return (uint32_t)((a + b - 1) / b);
+}
+MK_DEV struct mk_rect mk_grid_rect(const struct mk_grid *g, int32_t h, int32_t w, uint32_t index)
+{
+    const uint32_t across = mk_div_up(g->n, w);
+    struct mk_rect r;
+    r.row = (int64_t)(index / across) * h;
+    r.col = (int64_t)(index % across) * w;
+    r.rows = (int32_t)(g->m - r.row < h ? g->m - r.row : h);
+    r.cols = (int32_t)(g->n - r.col < w ? g->n - r.col : w);
+    return r;
+}
+MK_DEV uint32_t mk_grid_count(const struct mk_grid *g, int32_t h, int32_t w)
+{
+    return g->m && g->n ? mk_div_up(g->m, h) * mk_div_up(g->n, w) : 0;
+}
+MK_DEV uint32_t mk_tiles(const struct mk_grid *g)
+{
+    return mk_grid_count(g, g->tile_m, g->tile_n);
+}
+MK_DEV struct mk_rect mk_tile_rect(const struct mk_grid *g, uint32_t tile)
+{
+    return mk_grid_rect(g, g->tile_m, g->tile_n, tile);
+}
+MK_DEV uint32_t mk_chunks(const struct mk_grid *g)
+{
+    return mk_grid_count(g, g->chunk_m, g->chunk_n);
+}
+MK_DEV struct mk_rect mk_chunk_rect(const struct mk_grid *g, uint32_t chunk)
+{
+    return mk_grid_rect(g, g->chunk_m, g->chunk_n, chunk);
+}
+
+/* How many chunks local owner o has. */
+MK_DEV uint32_t mk_owned(const struct mk_topo *t, uint32_t chunks, int32_t o)
+{
+    return chunks > (uint32_t)o ? (chunks - (uint32_t)o - 1) / (uint32_t)t->nlocal + 1 : 0;
+}
+/* How many of `owned` chunks node owner e has. */
+MK_DEV uint32_t mk_owned_by_node(const struct mk_topo *t, uint32_t owned, int32_t e)
+{
+    return owned > (uint32_t)e ? (owned - (uint32_t)e - 1) / (uint32_t)t->nnodes + 1 : 0;
+}
+MK_DEV uint32_t mk_owned_chunk(const struct mk_topo *t, int32_t o, uint32_t i)
+{
+    return (uint32_t)o + (uint32_t)t->nlocal * i;
+}

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* Random-schedule model of the staging rings: one step at a time, any queue of any block of any rank, any command of
+ * any wire, claimed tasks held for a while. Two slots a ring and messages of many laps, so that every wait of the
+ * protocol occurs. It must always finish, with the right bits; with credits lost on the wire it must not, or the
+ * model could not see a deadlock. */
+#include "world.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+static const int topologies[][2] = {{2, 1}, {1, 3}, {2, 2}, {3, 1}, {4, 1}, {3, 2}, {5, 1}, {2, 3}};
+#define NTOPO ((int)(sizeof(topologies) / sizeof(topologies[0])))
+
+/* Small tiles and chunks whose borders do not meet. */
+static void small_grid(struct world *w)
+{
+    for (int i = 0; i < w->n; i++) {
+        w->r[i].ar.grid.tile_m = 8;
+        w->r[i].ar.grid.tile_n = 24;
+        w->r[i].ar.grid.chunk_m = 12;
+        w->r[i].ar.grid.chunk_n = 16;
+    }
+}
+
+/* The multiply's bits depend on its tile, and this test has its own: K = 1 has one product and no sum. */
+static int play(int t, uint64_t seed, int calls, int lose)
+{
+    const int d = topologies[t][0], g = topologies[t][1];
+    const size_t rings = (size_t)(2 * (g - 1) + (d > 2 ? 4 : 2) * (d - 1));
+    struct world *w =
+        world_create(d, g, 1 + (int)(seed % 3), rings * 2 * 16384, 16384, seed % 2 ? 0xfffffff0ull : 0, seed);
+    int64_t k[16], deadlocks = 0;
+    w->lose_credits = lose;
+    for (int i = 0; i < calls && !deadlocks; i++) {
+        double err;
+        for (int r = 0; r < w->n; r++)
+            k[r] = (r + i) % 4 ? 1 : 0;
+        const struct world_call c = {
+            60 + 7 * (i % 2), 90, k, (int)(seed % 3), (int)(seed % 2), i % 2, 0, 0, 0};
+        assert_int_equal(world_prepare(w, &c), 0);
+        for (int r = 0; r < w->n; r++) {
+            free(w->r[r].tile_flag);
+            w->r[r].tile_flag = calloc(256, sizeof(uint64_t));
+            w->r[r].ar.tile_flag = w->r[r].tile_flag;
+        }
+        small_grid(w);
+        deadlocks += world_run_steps(w);
+        if (!deadlocks && !lose)
+            assert_int_equal(world_verify(w, &c, &err), 0);
+    }
+    world_destroy(w);
+    return (int)deadlocks;
+}
+
+static void every_schedule_finishes(void **state)
+{
+    (void)state;
+    for (int t = 0; t < NTOPO; t++)
+        for (uint64_t seed = 1; seed <= 12; seed++)
+            if (play(t, seed, 3, 0))
+                fail_msg("%dx%d, seed %lu: deadlock", topologies[t][0], topologies[t][1],
+                         (unsigned long)seed);
+}
+
+static void a_lost_credit_is_seen(void **state)
+{
+    (void)state;
+    for (int t = 0; t < NTOPO; t++) {
+        int found = topologies[t][0] == 1; /* no wire with one node */
+        for (uint64_t seed = 1; seed <= 5 && !found; seed++)
+            found = play(t, seed, 3, 4);
+        assert_true(found);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(every_schedule_finishes),
+                                       cmocka_unit_test(a_lost_credit_is_seen)};
+    mk_gemm_cpu_open(1);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
