@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
 #include "world.h"
-#include "ops/gemm_ar_do.h"
+#include "fused/ops/gemm_ar_do.h"
 #include "tests/ref/gemm_ar_ref.h"
 #include <stdio.h>
 #include <stdlib.h>

@@ -5,7 +5,7 @@
  * Two ways to run: threads (every block and every wire is one), or a stepper that takes one random possible step at
  * a time, so that a seed gives one schedule and a deadlock is seen at once. */
 #pragma once
-#include "comm.h"
+#include "fused/comm.h"
 #include <pthread.h>
 
 #define WORLD_PENDING 4096
