@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
-/* One program over the transport table: test_net_transport loop|ofi [ordered] [hostile=SEED] [provider=NAME].
- * Cases in transport_cases.c. A transport that this machine lacks: skip. */
+/* One program over the transport table: test_net_transport loop|ofi [ordered] [hostile=SEED] [provider=NAME], where
+ * a + in NAME stands for ;. Cases in transport_cases.c. A transport that this machine lacks: skip. */
 #include "transport.h"
 #include "mk/err.h"
 #include <signal.h>
@@ -86,7 +86,7 @@ int put(struct side *t, struct end *e, const struct mk_wr *wr)
         const int room = (int)(sizeof(t->kept) / sizeof(t->kept[0])) - t->nkept;
         CHECK(room > 0, "completions nobody asked for");
         t->nkept += t->ops->poll(t->dev, t->kept + t->nkept, room);
-        CHECK(mk_time_ns() < end, "a post was not taken");
+        CHECK(mk_time_ns() < end, "post %llu of %u bytes was not taken", (unsigned long long)wr->id, wr->len);
     }
 }
 
@@ -181,6 +181,9 @@ static int parse(struct side *t, int argc, char **argv)
         else
             return 2;
     }
+    for (char *c = t->s.ofi_provider; *c; c++)
+        if (*c == '+')
+            *c = ';'; /* CMake's lists have their own use of it */
     if (!t->s.ifname[0])
         snprintf(t->s.ifname, sizeof(t->s.ifname), "lo");
     return 0;
