@@ -18,7 +18,7 @@ struct mk_cpu_host {
 };
 
 /* C tile of the CPU: part of the numerics key, never a function of chunk, budget or path. */
-#define MK_CPU_TILE_M 128
+#define MK_CPU_TILE_M 256
 #define MK_CPU_TILE_N 512
 #define MK_CPU_K_BLOCK 512
 #define MK_GEMM_SCRATCH                                                                                      \

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* A job of real processes for tests: forks nodes x ranks, gives each the environment that mkrun would, runs a
+ * function in each, collects exit states. Nothing hangs: a rank that is not done after `limit` seconds is killed and
+ * counted as hung. */
+#pragma once
+#include "mkernel.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/types.h>
+
+#define JOB_MAX 16
+#define JOB_DEAD (-1000) /* killed by a signal */
+#define JOB_HUNG (-1001)
+
+struct job_rank {
+    pid_t pid;
+    int status;  /* what fn returned (0 .. 100), JOB_DEAD or JOB_HUNG */
+    int stage;   /* written by the rank (release), for the parent */
+    int code;    /* MK_ERR_* it saw */
+    double seen; /* seconds on the shared clock when it saw it */
+    unsigned long hash[64];
+    double error[8];
+    char text[512];
+};
+
+/* Shared with the ranks (MAP_SHARED). */
+struct job {
+    int nodes, local, n;
+    double limit;
+    char root[64];
+    void *arg;
+    struct job_rank r[JOB_MAX];
+};
+
+struct job *job_create(int nodes, int local, double limit);
+void job_destroy(struct job *j);
+/* Forks all ranks into fn(job, rank); its result is the exit status. */
+void job_start(struct job *j, int (*fn)(struct job *j, int rank), void *arg);
+/* Waits for all; returns how many did not return 0. */
+int job_wait(struct job *j);
+int job_run(struct job *j, int (*fn)(struct job *j, int rank), void *arg);
+
+double job_now(void);
+void job_stage(struct job *j, int rank, int stage);
+/* Records code and mk_last_error() of a failed call. */
+int job_failed(struct job *j, int rank, int code);
+
+/* Inputs that every process can make again: values in [-1, 1), by (seed, index). */
+float job_value(unsigned long seed, long i);
+void job_fill(void *p, int dtype, long count, unsigned long seed);
+unsigned long job_hash(const void *p, size_t bytes, unsigned long h);
