@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* State of the conformance test: one direction of data, the other of credits. */
+#pragma once
+#include "mk/dev/flag.h"
+#include "mk/net.h"
+#include "mk/param.h"
+#include <pthread.h>
+#include <stdarg.h>
+
+#define CF_RINGS 5
+#define CF_SOURCES 2 /* source slots of a ring */
+
+struct cf_ring {
+    uint32_t slots, lump, flag0;
+    size_t src_off, dst_off;
+    uint64_t quota;         /* chunks to send */
+    uint64_t sent;          /* sender's */
+    uint64_t got, credited; /* checker's */
+};
+struct cf_side {
+    struct mk_engine *e;
+    struct mk_proxy *proxy;
+    struct mk_link *l;
+    struct mk_shm mem;
+    struct mk_mr *mr;
+    struct mk_rmem *rmem;
+    struct mk_notes *notes;
+    struct mk_bell bell;
+    struct mk_net_addr addr;
+    struct mk_net_key key;
+    uint64_t *flags;   /* side b: arrival flags */
+    uint64_t *credits; /* side a: the same words, used for credits */
+    uint32_t *step;
+    uint32_t base;
+    uint16_t id;
+};
+struct cf {
+    struct mk_settings set;
+    const char *adapter;
+    bool store, expect_caught;
+    uint64_t chunks, stall_ns;
+    uint32_t bytes;
+    struct cf_ring ring[CF_RINGS];
+    uint32_t nflags;
+    size_t flags_off, size;
+    struct cf_side a, b;
+    struct mk_shm alias; /* store: b's memory, mapped once more */
+    char *b_alias;
+    uint64_t done[CF_RINGS * CF_SOURCES];
+    uint64_t checked, errors;
+    uint32_t stop, failed;
+    char text[300], where[128];
+};
+
+int cf_open(struct cf *t);
+void cf_close(struct cf *t);
+void cf_send_all(struct cf *t);
+void cf_fail(struct cf *t, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void cf_print_stats(const struct cf *t);

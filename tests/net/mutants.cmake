@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright mKernel authors
+# Conformance of the completion adapters, and its negative side: each mutation (MK_MUTATE in mk/dev/dev.h) and the
+# wrong adapter must be caught within 10,000 chunks.
+
+set(conformance ${CMAKE_CURRENT_SOURCE_DIR}/conformance.c ${CMAKE_CURRENT_SOURCE_DIR}/conformance_setup.c)
+set(mk_chunks 200000 CACHE STRING "chunks of each conformance test; ci/nightly takes 2000000")
+mark_as_advanced(mk_chunks)
+
+mk_program(test_net_conformance ${conformance})
+target_include_directories(test_net_conformance PRIVATE ${CMAKE_SOURCE_DIR})
+set_target_properties(test_net_conformance PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+
+function(mk_conformance name program)
+    add_test(NAME net.conformance_${name} COMMAND ${program} ${ARGN})
+    set_tests_properties(net.conformance_${name} PROPERTIES TIMEOUT 110 LABELS cpu SKIP_RETURN_CODE 77)
+endfunction()
+
+mk_conformance(store test_net_conformance store chunks=${mk_chunks})
+mk_conformance(flag_loop test_net_conformance flag ordered=1 hostile=7 chunks=${mk_chunks})
+mk_conformance(immediate_loop test_net_conformance immediate hostile=7 chunks=${mk_chunks})
+mk_conformance(immediate_loop_plain test_net_conformance immediate chunks=${mk_chunks})
+mk_conformance(immediate_ofi_net test_net_conformance immediate net=ofi provider=net chunks=${mk_chunks})
+mk_conformance(immediate_ofi_rxm test_net_conformance immediate net=ofi provider=tcp$<SEMICOLON>ofi_rxm
+               chunks=${mk_chunks})
+mk_conformance(immediate_ofi_shm test_net_conformance immediate net=ofi provider=shm chunks=${mk_chunks})
+mk_conformance(wrong_adapter test_net_conformance flag ordered=0 hostile=7 expect=caught)
+
+# The engine's sources once more with MK_MUTATE=n; the rest of the folder comes from an archive, out of which the
+# linker takes only what is still missing.
+add_library(mk_net_archive STATIC EXCLUDE_FROM_ALL $<TARGET_OBJECTS:mk_net>)
+function(mk_mutant n)
+    set(engine engine link adapter pace proxy)
+    list(TRANSFORM engine PREPEND ${CMAKE_SOURCE_DIR}/net/)
+    list(TRANSFORM engine APPEND .c)
+    add_executable(test_net_mutant_${n} ${conformance} ${engine})
+    target_link_libraries(test_net_mutant_${n} PRIVATE mk_net_archive mk_base m dl Threads::Threads rt)
+    target_include_directories(test_net_mutant_${n} PRIVATE ${CMAKE_SOURCE_DIR})
+    target_compile_definitions(test_net_mutant_${n} PRIVATE MK_MUTATE=${n})
+    set_target_properties(test_net_mutant_${n} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+endfunction()
+
+foreach(n 3 4 5)
+    mk_mutant(${n})
+endforeach()
+mk_conformance(mutant_lost_credit test_net_mutant_3 immediate hostile=7 stall=3 expect=caught)
+mk_conformance(mutant_lost_credit_flag test_net_mutant_3 flag ordered=1 hostile=7 stall=3 expect=caught)
+mk_conformance(mutant_early_reuse test_net_mutant_4 immediate hostile=7 expect=caught)
+mk_conformance(mutant_early_flag test_net_mutant_5 immediate hostile=7 expect=caught)
+mk_conformance(mutant_early_flag_flag test_net_mutant_5 flag ordered=1 hostile=7 expect=caught)
+
+# Order of memory accesses in the store adapter: on x86 the processor hides a missing release, TSan does not. The
+# program without mutation must be clean, those with must exit with TSan's status.
+include(CheckCSourceCompiles)
+set(CMAKE_REQUIRED_FLAGS -fsanitize=thread)
+check_c_source_compiles("int main(void) { return 0; }" MK_HAVE_TSAN)
+unset(CMAKE_REQUIRED_FLAGS)
+if(MK_HAVE_TSAN AND NOT MK_SANITIZE MATCHES "address")
+    foreach(n 0 1 2)
+        add_executable(test_net_store_${n} ${conformance} $<TARGET_OBJECTS:mk_net>)
+        target_link_libraries(test_net_store_${n} PRIVATE mk_base m dl Threads::Threads rt)
+        target_include_directories(test_net_store_${n} PRIVATE ${CMAKE_SOURCE_DIR})
+        target_compile_definitions(test_net_store_${n} PRIVATE MK_MUTATE=${n})
+        target_compile_options(test_net_store_${n} PRIVATE -fsanitize=thread)
+        target_link_options(test_net_store_${n} PRIVATE -fsanitize=thread)
+        set_target_properties(test_net_store_${n} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+        mk_conformance(tsan_store_${n} ${CMAKE_CURRENT_SOURCE_DIR}/caught.sh ${n} $<TARGET_FILE:test_net_store_${n}>
+                       store chunks=10000)
+    endforeach()
+endif()
