@@ -2,7 +2,7 @@
  * Copyright mKernel authors */
 /* One test for all completion adapters: an arrival flag names a payload that is complete.
  *
- *   conformance ADAPTER [net=loop|ofi] [provider=NAME] [chunks=N] [bytes=N] [hostile=SEED] [ordered=0|1] [stall=S]
+ *   conformance ADAPTER [net=loop|ofi] [provider=NAME, + for ;] [chunks=N] [bytes=N] [hostile=SEED] [ordered=0|1] [stall=S]
  *               [expect=caught]
  *
  * A sending thread fills source slots and hands commands to a proxy; a checking thread on the other side polls the
@@ -268,8 +268,12 @@ static bool take_arg(struct cf *t, const char *a)
     const char *v = eq + 1;
     if (n == 3 && !strncmp(a, "net", n))
         return snprintf(t->set.net, sizeof(t->set.net), "%s", v) > 0;
-    if (n == 8 && !strncmp(a, "provider", n))
-        return snprintf(t->set.ofi_provider, sizeof(t->set.ofi_provider), "%s", v) > 0;
+    if (n == 8 && !strncmp(a, "provider", n)) {
+        snprintf(t->set.ofi_provider, sizeof(t->set.ofi_provider), "%s", v);
+        for (char *p = t->set.ofi_provider; *p; p++)
+            *p = *p == '+' ? ';' : *p; /* a semicolon does not survive CMake's lists */
+        return true;
+    }
     if (n == 6 && !strncmp(a, "expect", n))
         return t->expect_caught = !strcmp(v, "caught");
     const double x = strtod(v, &end);

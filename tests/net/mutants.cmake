@@ -11,9 +11,8 @@ mk_program(test_net_conformance ${conformance})
 target_include_directories(test_net_conformance PRIVATE ${CMAKE_SOURCE_DIR})
 set_target_properties(test_net_conformance PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
 
-function(mk_conformance name program)
-    add_test(NAME net.conformance_${name} COMMAND ${program} ${ARGN})
-    set_tests_properties(net.conformance_${name} PROPERTIES TIMEOUT 110 LABELS cpu SKIP_RETURN_CODE 77)
+function(mk_conformance name)
+    mk_add_test(net.conformance_${name} TIMEOUT 110 COMMAND ${ARGN})
 endfunction()
 
 mk_conformance(store test_net_conformance store chunks=${mk_chunks})
@@ -21,7 +20,7 @@ mk_conformance(flag_loop test_net_conformance flag ordered=1 hostile=7 chunks=${
 mk_conformance(immediate_loop test_net_conformance immediate hostile=7 chunks=${mk_chunks})
 mk_conformance(immediate_loop_plain test_net_conformance immediate chunks=${mk_chunks})
 mk_conformance(immediate_ofi_net test_net_conformance immediate net=ofi provider=net chunks=${mk_chunks})
-mk_conformance(immediate_ofi_rxm test_net_conformance immediate net=ofi provider=tcp$<SEMICOLON>ofi_rxm
+mk_conformance(immediate_ofi_rxm test_net_conformance immediate net=ofi provider=tcp+ofi_rxm
                chunks=${mk_chunks})
 mk_conformance(immediate_ofi_shm test_net_conformance immediate net=ofi provider=shm chunks=${mk_chunks})
 mk_conformance(wrong_adapter test_net_conformance flag ordered=0 hostile=7 expect=caught)
