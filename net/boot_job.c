@@ -129,7 +129,7 @@ static void meet(struct mk_boot_core *c)
     for (uint32_t r = c->nranks; r-- > 0;)
         if (c->members[r].token == c->cfg.token)
             c->root_rank = (int)r;
-    const struct mk_boot_met m = {.root_rank = c->root_rank, .nranks = c->nranks};
+    const struct mk_boot_met m = {.root_rank = c->root_rank, .nranks = c->nranks, .token = c->cfg.token};
     c->met = true;
     mk_boot_put_met(&m, body);
     frame_to_all(c, MK_BOOT_MET, 0, body, sizeof(body));

@@ -96,7 +96,9 @@ static int met(struct mk_boot *b)
     struct mk_boot_met m;
     if (mk_boot_parse_met(b->body, b->frame.length, &m) != MK_BOOT_PARSED || m.nranks != (uint32_t)b->nranks)
         return MK_ERR_NET;
+    const bool hosts = m.token == mk_boot_token();
     pthread_mutex_lock(&b->lock);
+    b->hosts = hosts;
     b->root_rank = m.root_rank;
     b->met = true;
     pthread_cond_broadcast(&b->cond);

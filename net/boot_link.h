@@ -12,8 +12,7 @@ struct mk_boot {
     struct mk_boot *next; /* list of live ones, under the live lock */
     pid_t pid;            /* the process whose object this is; a forked child may only free it */
     int rank, nranks;
-    bool solo;  /* one rank, no network */
-    bool hosts; /* the root's service is in this process */
+    bool solo; /* one rank, no network */
     uint64_t key, timeout_ns;
     char root_name[300]; /* of the root, for messages */
     int fd, wake_fd;
@@ -25,6 +24,7 @@ struct mk_boot {
     bool stop;       /* the thread shall end */
     bool bye;        /* good-bye is said: nothing that follows is an event */
     bool met, ended; /* ended: the connection is gone */
+    bool hosts;      /* the root's service is in this process */
     int root_rank;   /* -1: the root's process has no rank, or it is not known yet */
     char ended_text[200];
 
@@ -64,5 +64,11 @@ int mk_boot_link_start(struct mk_boot *b);
 void mk_boot_link_stop(struct mk_boot *b);
 /* With b->lock: queues one frame, sends what the socket takes, leaves the rest to the thread. */
 int mk_boot_link_send(struct mk_boot *b, uint32_t type, uint64_t seq, const void *body, uint32_t length);
+/* Frees what is left after link_stop. */
+void mk_boot_free(struct mk_boot *b);
+/* From now on the end of the process says good-bye for b. */
+void mk_boot_list_add(struct mk_boot *b);
+/* With b->lock: sleeps until something changes. False: the deadline has passed. */
+bool mk_boot_wait(struct mk_boot *b, uint64_t deadline);
 /* Records the event if it is the first, calls the event function. Without b->lock. */
 void mk_boot_record(struct mk_boot *b, int code, int rank, const char *text);

@@ -307,16 +307,6 @@ void mk_boot_root_stop(uint64_t key)
     mk_boot_live_unlock();
 }
 
-bool mk_boot_root_here(uint64_t key)
-{
-    bool here = false;
-    mk_boot_live_lock();
-    for (struct mk_boot_root *r = roots; r; r = r->next)
-        here = here || (r->key == key && r->pid == getpid());
-    mk_boot_live_unlock();
-    return here;
-}
-
 static bool farewell_pending(bool ask)
 {
     bool pending = false;

@@ -128,6 +128,7 @@ enum mk_boot_parse mk_boot_parse_met(const void *buf, size_t n, struct mk_boot_m
     memcpy(&m, buf, sizeof(m));
     out->root_rank = (int32_t)le32toh((uint32_t)m.root_rank);
     out->nranks = le32toh(m.nranks);
+    out->token = le64toh(m.token);
     if (out->nranks > MK_BOOT_MAX_RANKS || out->root_rank < -1 || out->root_rank >= (int32_t)out->nranks)
         return MK_BOOT_ALIEN;
     return MK_BOOT_PARSED;
@@ -211,6 +212,7 @@ void mk_boot_put_met(const struct mk_boot_met *m, uint8_t buf[sizeof(struct mk_b
     struct mk_boot_met w;
     w.root_rank = (int32_t)htole32((uint32_t)m->root_rank);
     w.nranks = htole32(m->nranks);
+    w.token = htole64(m->token);
     memcpy(buf, &w, sizeof(w));
 }
 

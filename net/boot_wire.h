@@ -77,8 +77,9 @@ static_assert(sizeof(struct mk_boot_frame) == 16, "frame header");
 struct mk_boot_met {
     int32_t root_rank; /* lowest rank in the root's process, -1: none */
     uint32_t nranks;
+    uint64_t token; /* of the root's process */
 };
-static_assert(sizeof(struct mk_boot_met) == 8, "met");
+static_assert(sizeof(struct mk_boot_met) == 16, "met");
 
 /* On the wire: code and rank (4 bytes each), then the text without a terminator, to the end of the frame. */
 struct mk_boot_verdict {
