@@ -17,9 +17,9 @@ void mk_cli_init(const char *name)
     program = name;
 }
 
-void mk_cli_mute(void)
+void mk_cli_mute(bool on)
 {
-    muted = true;
+    muted = on;
 }
 
 static void say(const char *tail, const char *fmt, va_list ap)

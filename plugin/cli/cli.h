@@ -20,8 +20,8 @@ enum { MK_EXIT_OK = 0, MK_EXIT_FAILED = 1, MK_EXIT_USAGE = 2 };
 
 /* Name in front of every message. Called first, with a literal. */
 void mk_cli_init(const char *program);
-/* No messages from now on: a rank that leaves the talking to another one. */
-void mk_cli_mute(void);
+/* No messages while on: a rank that leaves the talking to another one. */
+void mk_cli_mute(bool on);
 
 /* "program: TEXT" to stderr, one write. */
 void mk_cli_say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));

@@ -139,8 +139,8 @@ static void put_rank(const struct view *v, int rank, double y, double (*cells)[M
 {
     const struct mk_timeline_rank *r = &v->t->ranks[rank];
     const double h = r->blocks * v->row;
-    fprintf(v->f, "<rect x=\"%d\" y=\"%.1f\" width=\"%d\" height=\"%.1f\" fill=\"#f4f5f8\"/>\n", LEFT, y,
-            PLOT, h - 1);
+    fprintf(v->f, "<rect x=\"%d\" y=\"%.1f\" width=\"%d\" height=\"%.1f\" class=\"r4\"/>\n", LEFT, y, PLOT,
+            h - 1);
     fprintf(v->f, "<text class=\"rank\" x=\"%d\" y=\"%.1f\">rank %d</text>\n", 16, y + h / 2 + 1, rank);
     fprintf(v->f, "<text class=\"small\" x=\"%d\" y=\"%.1f\">node %d</text>\n", 16, y + h / 2 + 14, r->node);
     for (int b = 0; b < r->blocks; b++) {
@@ -270,6 +270,11 @@ int mk_timeline_svg(const struct mk_timeline *t, const char *path)
     v.row = rows ? 560.0 / rows : 30;
     v.row = v.row > 34 ? 34 : v.row < 5 ? 5 : v.row;
     mk_timeline_span(t, &v.begin, &v.end);
+    /* Idle is whatever is not work, also before a row's first event and after its last. */
+    v.busy[MK_ROLE_IDLE] = (double)(v.end - v.begin) * rows;
+    for (int role = 0; role < MK_ROLE_IDLE; role++)
+        v.busy[MK_ROLE_IDLE] -= v.busy[role];
+    v.busy[MK_ROLE_IDLE] = v.busy[MK_ROLE_IDLE] > 0 ? v.busy[MK_ROLE_IDLE] : 0;
     double(*cells)[MK_ROLES] = malloc(CELLS * sizeof(*cells));
     if (!cells)
         return mk_fail_quiet(MK_ERR_NOMEM, "%s: out of memory", path);
