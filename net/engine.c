@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
 /* The engine: which transport and which completion adapter, memory, and the one function that drives it all.
- * From a put to the wire: mk_link_put (link.c), build (adapter.c), post (the transport). */
+ * From a put to the wire: mk_link_put (put.c), build (adapter.c), post (the transport). */
 #include "net/adapter.h"
 #include "mk/err.h"
 #include "mk/log.h"

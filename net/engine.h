@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
-/* Private state of the engine: what engine.c (devices, memory, progress), link.c (puts, credits), adapter.c (how a
+/* Private state of the engine: what engine.c (devices, memory, progress), link.c, put.c (puts, credits), adapter.c (how a
  * notification travels) and pace.c share. One thread at a time touches any of it (mk/net.h).
  *
  * A link keeps its puts in a ring of positions: [head, posted) are with the transport, [posted, tail) wait. A put
@@ -107,10 +107,12 @@ struct mk_engine {
 int mk_engine_open_with(const struct mk_settings *s, const struct mk_net_ops *ops, const char *adapter,
                         struct mk_engine **out);
 
-/* ---- link.c ---- */
+/* ---- put.c ---- */
 /* Posts what may go now; returns how many puts went. */
 int mk_link_flush(struct mk_link *l);
 void mk_link_complete(struct mk_link *l, const struct mk_wc *wc);
+
+/* ---- link.c ---- */
 /* Ends the link: `code` and the sentence stay, all puts are done with it. */
 void mk_link_fail(struct mk_link *l, int code, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 /* Ends the link if its oldest put or a credit is late. */
@@ -122,4 +124,15 @@ void mk_link_free(struct mk_link *l);
 static inline bool mk_link_waits(const struct mk_link *l)
 {
     return l->posted != l->tail || l->credit_head != MK_NO_INDEX;
+}
+static inline struct mk_op *mk_op_at(const struct mk_link *l, uint64_t pos)
+{
+    return &l->op[pos & (MK_LINK_RING - 1)];
+}
+/* One put less: tells whoever asked for it. */
+static inline void mk_link_report(struct mk_link *l, uint64_t id, int status)
+{
+    l->pending--;
+    if (l->done)
+        l->done(l->ctx, l, id, status);
 }

@@ -29,7 +29,7 @@ mk_conformance(wrong_adapter test_net_conformance flag ordered=0 hostile=7 expec
 # linker takes only what is still missing.
 add_library(mk_net_archive STATIC EXCLUDE_FROM_ALL $<TARGET_OBJECTS:mk_net>)
 function(mk_mutant n)
-    set(engine engine link adapter pace proxy)
+    set(engine engine link put adapter pace proxy proxy_cmd)
     list(TRANSFORM engine PREPEND ${CMAKE_SOURCE_DIR}/net/)
     list(TRANSFORM engine APPEND .c)
     add_executable(test_net_mutant_${n} ${conformance} ${engine})
