@@ -14,7 +14,14 @@
 #include <cmocka.h>
 
 #define TIMEOUT 5.0
-enum { STAGE_START = 1, STAGE_INIT = 2, STAGE_FIRST = 3, STAGE_STEADY = 4, STAGE_LATE = 5, STAGE_TEARDOWN = 6 };
+enum {
+    STAGE_START = 1,
+    STAGE_INIT = 2,
+    STAGE_FIRST = 3,
+    STAGE_STEADY = 4,
+    STAGE_LATE = 5,
+    STAGE_TEARDOWN = 6
+};
 
 struct plan {
     int victim, moment; /* of a kill */
@@ -107,10 +114,10 @@ static void kill_at_every_stage(void **state)
             struct job_rank *k = &j->r[r];
             if (r == p.victim || (p.moment == STAGE_TEARDOWN && k->status == 0))
                 continue;
-            if (k->status != 1 || (k->code != MK_ERR_PEER && k->code != MK_ERR_TIMEOUT) || !strstr(k->text, name) ||
-                k->seen - when > TIMEOUT + 2)
-                fail_msg("kill %d: victim %d at stage %d: rank %d status %d code %d after %.2f s: %s", i, p.victim, p.moment, r,
-                         k->status, k->code, k->seen - when, k->text);
+            if (k->status != 1 || (k->code != MK_ERR_PEER && k->code != MK_ERR_TIMEOUT) ||
+                !strstr(k->text, name) || k->seen - when > TIMEOUT + 2)
+                fail_msg("kill %d: victim %d at stage %d: rank %d status %d code %d after %.2f s: %s", i,
+                         p.victim, p.moment, r, k->status, k->code, k->seen - when, k->text);
             if (k->code == MK_ERR_PEER && k->seen - when > slowest)
                 slowest = k->seen - when;
         }
@@ -161,8 +168,8 @@ static void disagreement_is_told_to_all(void **state)
             job_run(j, disagree, &p);
             for (int r = 0; r < 4; r++)
                 if (j->r[r].code != MK_ERR_MISMATCH || j->r[r].status > 1)
-                    fail_msg("case %d odd rank %d: rank %d status %d code %d: %s", what, odd, r, j->r[r].status, j->r[r].code,
-                             j->r[r].text);
+                    fail_msg("case %d odd rank %d: rank %d status %d code %d: %s", what, odd, r,
+                             j->r[r].status, j->r[r].code, j->r[r].text);
             job_destroy(j);
         }
 }
@@ -284,8 +291,9 @@ static void leaving_is_not_dying(void **state)
                 job_run(j, leave_early, &p);
                 for (int r = 0; r < 4; r++)
                     if (j->r[r].status)
-                        fail_msg("victim %d%s%s: rank %d status %d code %d: %s", victim, what ? " without destroy" : "",
-                                 more ? ", one call more" : "", r, j->r[r].status, j->r[r].code, j->r[r].text);
+                        fail_msg("victim %d%s%s: rank %d status %d code %d: %s", victim,
+                                 what ? " without destroy" : "", more ? ", one call more" : "", r,
+                                 j->r[r].status, j->r[r].code, j->r[r].text);
                 job_destroy(j);
             }
 }

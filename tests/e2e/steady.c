@@ -22,7 +22,8 @@ static int many_calls(struct job *j, int rank)
     mk_comm_start = 0xffffffffull - 300;
     int ret = mk_comm_init_env(&comm, NULL);
     unsigned long rng = (unsigned long)rank * 77 + 1;
-    float *a = malloc(sizeof(float) * 130 * 2), *b = malloc(sizeof(float) * 300 * 2), *c = malloc(sizeof(float) * 64 * 300);
+    float *a = malloc(sizeof(float) * 130 * 2), *b = malloc(sizeof(float) * 300 * 2),
+          *c = malloc(sizeof(float) * 64 * 300);
     for (int call = 0; call < calls && !ret; call++) {
         const int *s = shapes[call % 6], m = s[0], n = s[1], k = s[2];
         for (int i = 0; i < m * k; i++)
@@ -32,12 +33,13 @@ static int many_calls(struct job *j, int rank)
         rng = rng * 6364136223846793005ul + 1442695040888963407ul;
         if (rng >> 60 == 0)
             usleep((useconds_t)(rng >> 40) % 3000);
-        ret = mk_gemm_allreduce(comm, MK_TN, m, n, k, MK_FLOAT32, a, k ? k : 1, b, k ? k : 1, c, n, NULL, NULL);
+        ret =
+            mk_gemm_allreduce(comm, MK_TN, m, n, k, MK_FLOAT32, a, k ? k : 1, b, k ? k : 1, c, n, NULL, NULL);
         for (int i = 0; i < m * n && !ret; i++) {
             const float want = (float)(j->n * (j->n + 1) / 2 * k * (i / n + call % 64));
             if (c[i] != want) {
-                snprintf(j->r[rank].text, sizeof(j->r[rank].text), "call %d element %d: %g, want %g", call, i, (double)c[i],
-                         (double)want);
+                snprintf(j->r[rank].text, sizeof(j->r[rank].text), "call %d element %d: %g, want %g", call, i,
+                         (double)c[i], (double)want);
                 return 3;
             }
         }
@@ -55,8 +57,8 @@ static void run(int nodes, int local)
     job_run(j, many_calls, NULL);
     for (int r = 0; r < j->n; r++)
         if (j->r[r].status)
-            fail_msg("%dx%d rank %d: status %d after call %d, code %d: %s", nodes, local, r, j->r[r].status, j->r[r].stage,
-                     j->r[r].code, j->r[r].text);
+            fail_msg("%dx%d rank %d: status %d after call %d, code %d: %s", nodes, local, r, j->r[r].status,
+                     j->r[r].stage, j->r[r].code, j->r[r].text);
     job_destroy(j);
 }
 
