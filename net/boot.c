@@ -21,9 +21,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
-static struct mk_boot *boots; /* under the live lock */
+static struct mk_boot *boots;  /* under the live lock */
+static struct mk_boot *ending; /* what the end of the process has taken from it */
 
 void mk_boot_list_add(struct mk_boot *b)
 {
@@ -36,6 +38,12 @@ void mk_boot_list_add(struct mk_boot *b)
 static void list_remove(struct mk_boot *b)
 {
     mk_boot_live_lock();
+    for (struct mk_boot **at = &ending; *at; at = &(*at)->next) {
+        if (*at == b) {
+            *at = b->next;
+            break;
+        }
+    }
     for (struct mk_boot **at = &boots; *at; at = &(*at)->next) {
         if (*at == b) {
             *at = b->next;
@@ -205,24 +213,48 @@ void mk_boot_destroy(struct mk_boot *b)
     pthread_mutex_lock(&b->lock);
     say_bye(b);
     /* The own process's service closes once it has told the others: not before may this process end. */
-    for (bool more = b->hosts; more && !b->ended;)
+    for (bool more = b->hosts && b->threaded; more && !b->ended;)
         more = mk_boot_wait(b, deadline);
     pthread_mutex_unlock(&b->lock);
     mk_boot_link_stop(b);
     mk_boot_free(b);
 }
 
-/* The process ends in good order: what lives says good-bye. The lists of a forked child are its parent's. */
+/* Takes one object of this process from the list into `ending`; NULL: there is none left. */
+static struct mk_boot *next_ending(void)
+{
+    struct mk_boot *b = NULL;
+    if (!mk_boot_live_trylock())
+        return NULL;
+    for (struct mk_boot **at = &boots; *at && !b;) {
+        if ((*at)->pid == getpid()) {
+            b = *at;
+            *at = b->next;
+            b->next = ending;
+            ending = b;
+        } else {
+            at = &(*at)->next; /* of the parent, in a forked child: not ours to speak for */
+        }
+    }
+    mk_boot_live_unlock();
+    return b;
+}
+
+/* The process ends in good order, or the library is unloaded: what lives says good-bye without waiting for any
+ * peer, and our threads end, all within a second. The objects stay as they are: somebody may hold them yet. */
 __attribute__((destructor)) static void end_of_process(void)
 {
-    if (!mk_boot_live_trylock())
-        return;
-    for (struct mk_boot *b = boots; b; b = b->next) {
-        if (b->pid != getpid() || pthread_mutex_trylock(&b->lock))
+    const struct timespec ms = {.tv_nsec = 1000000};
+    for (struct mk_boot *b; (b = next_ending());) {
+        int tries = 0;
+        while (pthread_mutex_trylock(&b->lock) && tries++ < 100)
+            nanosleep(&ms, NULL);
+        if (tries > 100)
             continue;
         say_bye(b);
         pthread_mutex_unlock(&b->lock);
     }
-    mk_boot_live_unlock();
     mk_boot_root_farewell();
+    for (struct mk_boot *b = ending; b; b = b->next)
+        mk_boot_link_halt(b);
 }

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <time.h>
 
 void mk_boot_record(struct mk_boot *b, int code, int rank, const char *text)
 {
@@ -211,13 +212,12 @@ static void *reader(void *arg)
     struct mk_boot *b = arg;
     const char *why = NULL;
     for (;;) {
+        if (__atomic_load_n(&b->stop, __ATOMIC_ACQUIRE))
+            return NULL;
         pthread_mutex_lock(&b->lock);
-        const bool stop = b->stop;
         send_some(b);
         const short events = (short)(POLLIN | (b->out_len ? POLLOUT : 0));
         pthread_mutex_unlock(&b->lock);
-        if (stop)
-            return NULL;
         struct pollfd p[2] = {{.fd = b->fd, .events = events}, {.fd = b->wake_fd, .events = POLLIN}};
         eventfd_t count;
         if (poll(p, 2, 60000) <= 0)
@@ -241,13 +241,25 @@ int mk_boot_link_start(struct mk_boot *b)
     return ret;
 }
 
+void mk_boot_link_halt(struct mk_boot *b)
+{
+    struct timespec until;
+    if (!b->threaded)
+        return;
+    __atomic_store_n(&b->stop, true, __ATOMIC_RELEASE);
+    eventfd_write(b->wake_fd, 1);
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += 300000000;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    b->threaded = pthread_timedjoin_np(b->thread, NULL, &until) != 0;
+}
+
 void mk_boot_link_stop(struct mk_boot *b)
 {
     uint8_t rest[512];
     if (b->threaded) {
-        pthread_mutex_lock(&b->lock);
-        b->stop = true;
-        pthread_mutex_unlock(&b->lock);
+        __atomic_store_n(&b->stop, true, __ATOMIC_RELEASE);
         eventfd_write(b->wake_fd, 1);
         pthread_join(b->thread, NULL);
         b->threaded = false;

@@ -19,9 +19,10 @@ struct mk_boot {
     pthread_t thread;
     bool threaded;
 
+    bool stop; /* the thread shall end; atomic */
+
     pthread_mutex_t lock;
     pthread_cond_t cond;
-    bool stop;       /* the thread shall end */
     bool bye;        /* good-bye is said: nothing that follows is an event */
     bool met, ended; /* ended: the connection is gone */
     bool hosts;      /* the root's service is in this process */
@@ -60,6 +61,8 @@ struct mk_boot {
 int mk_boot_dial(struct mk_boot *b, const char *host, const char *port, const struct mk_boot_where *at,
                  uint64_t deadline);
 int mk_boot_link_start(struct mk_boot *b);
+/* At the end of the process: ends the thread if it does so soon. */
+void mk_boot_link_halt(struct mk_boot *b);
 /* Ends the thread and the connection. */
 void mk_boot_link_stop(struct mk_boot *b);
 /* With b->lock: queues one frame, sends what the socket takes, leaves the rest to the thread. */

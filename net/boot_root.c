@@ -205,18 +205,24 @@ static void unlink_root(struct mk_boot_root *r)
     mk_boot_live_unlock();
 }
 
-static void root_free(struct mk_boot_root *r)
+static void root_close(struct mk_boot_root *r)
 {
     for (struct mk_boot_peer *p = r->core ? mk_boot_core_peers(r->core) : NULL; p; p = p->next) {
         shutdown(p->fd, SHUT_RDWR);
         mk_boot_fd_close(p->fd);
     }
     mk_boot_core_free(r->core);
+    r->core = NULL;
     shutdown(r->listen_fd, SHUT_RDWR); /* also where a child forked without our handlers holds a copy */
     mk_boot_fd_close(r->listen_fd);
-    mk_boot_fd_close(r->wake_fd);
     free(r->polls);
     free(r->polled);
+}
+
+/* The wake descriptor goes last: as long as r is on the list somebody may write to it. */
+static void root_free(struct mk_boot_root *r)
+{
+    mk_boot_fd_close(r->wake_fd);
     free(r);
 }
 
@@ -231,20 +237,17 @@ static void *serve(void *arg)
         mk_boot_live_lock();
         const bool stop = r->stop, evict = r->evict, farewell = r->farewell;
         mk_boot_live_unlock();
-        if (farewell) {
+        if (farewell)
             say_farewell(r);
-            mk_boot_live_lock();
-            r->farewell = false;
-            mk_boot_live_unlock();
-        }
-        if (stop || mk_boot_core_done(r->core, now) || (evict && mk_boot_core_idle(r->core)))
+        if (stop || farewell || mk_boot_core_done(r->core, now) || (evict && mk_boot_core_idle(r->core)))
             break;
         if (round_once(r)) {
             mk_fail(MK_ERR_NOMEM, "NET", "the bootstrap root has no memory for its connections");
             break;
         }
     }
-    unlink_root(r);
+    root_close(r);
+    unlink_root(r); /* last: whoever waits for the end looks at the list */
     root_free(r);
     return NULL;
 }
@@ -268,6 +271,7 @@ int mk_boot_root_start(const struct mk_boot_core_config *c, int listen_fd, uint1
     if (r->wake_fd < 0 || ret) {
         ret = mk_fail(ret ? ret : MK_ERR_SYSTEM, "NET", "set-up of the bootstrap root: %s",
                       ret ? "no memory" : strerror(errno));
+        root_close(r);
         root_free(r);
         return ret;
     }
@@ -278,6 +282,7 @@ int mk_boot_root_start(const struct mk_boot_core_config *c, int listen_fd, uint1
     ret = mk_boot_thread(&thread, serve, r, true);
     if (ret) {
         unlink_root(r);
+        root_close(r);
         root_free(r);
     }
     return ret;
@@ -319,7 +324,7 @@ static bool farewell_pending(bool ask)
             r->farewell = true;
             eventfd_write(r->wake_fd, 1);
         }
-        pending = pending || r->farewell;
+        pending = true;
     }
     mk_boot_live_unlock();
     return pending;

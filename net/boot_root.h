@@ -11,5 +11,6 @@ int mk_boot_root_start(const struct mk_boot_core_config *c, int listen_fd, uint1
 void mk_boot_root_evict(uint16_t port);
 /* Ends the services with this key: their maker could not go on. */
 void mk_boot_root_stop(uint64_t key);
-/* At exit: the services tell the others that their process ends in good order. Waits half a second at most. */
+/* At exit: the services tell the others that their process ends in good order, and end. Waits half a second at
+ * most. */
 void mk_boot_root_farewell(void);

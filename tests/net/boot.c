@@ -181,6 +181,8 @@ static void never_comes(void **state)
     assert_int_equal(mk_boot_init_root(&j.rank[2].s, 3, 2, &j.rank[2].b), MK_ERR_TIMEOUT);
     assert_non_null(strstr(mk_last_error(), "missing: 2"));
     j.rank[2].skip = false;
+    for (int r = 0; r < 3; r++)
+        j.rank[r].s.timeout = 10;
     j.rank[1].delay_ms = j.rank[2].delay_ms = 300;
     j.body = gather_ranks;
     help_job_run(&j);
