@@ -99,6 +99,10 @@ struct mk_engine {
     uint64_t next_tick;
     double timeout;
     bool stray_said, zombies;
+    bool woke_early;    /* the last wait ended well before its time */
+    uint32_t futile;    /* such waits in a row after which nothing was found */
+    struct mk_bell nap; /* rung by mk_engine_wake, from any thread */
+    uint32_t nap_seq;
     struct mk_counters n;
 };
 

@@ -563,6 +563,26 @@ static void pace(void **state)
     assert_true(mk_time_ns() - begin >= 16000000u);
 }
 
+/* A network that cannot sleep: after some futile waits the engine naps by itself, until something happens. */
+static void sleepless_network(void **state)
+{
+    (void)state;
+    start("immediate");
+    fake.sleepless = true;
+    for (int i = 0; i < 50; i++) {
+        mk_engine_progress(B->e);
+        mk_engine_wait(B->e, 1000000);
+    }
+    assert_in_range(fake.waits, 8, 9);
+    mk_engine_wake(B->e);
+    mk_engine_wait(B->e, 60000000000ull); /* ended by the wake before, and short in any case */
+    const struct mk_put put = pair_put(A, 0, 0, 8, 1, 1);
+    assert_int_equal(mk_link_put(A->l, &put, 1), 1);
+    assert_int_equal(mk_engine_progress(B->e), 1);
+    mk_engine_wait(B->e, 1000000);
+    assert_in_range(fake.waits, 9, 10); /* asks the network again */
+}
+
 /* The schedule itself: exact over many puts, whatever the wake-ups. */
 static void pace_schedule(void **state)
 {
@@ -611,6 +631,7 @@ int main(void)
         T(pace),
         T(pace_schedule),
         T(completions_in_any_order),
+        T(sleepless_network),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -228,7 +228,10 @@ static void fake_wait(struct mk_dev *dev, uint64_t ns)
     pthread_mutex_lock(&lock);
     fake.waits++;
     fake.last_wait_ns = ns;
+    const bool sleepless = fake.sleepless;
     pthread_mutex_unlock(&lock);
+    if (sleepless)
+        return;
     for (uint64_t t = 0; t < ns; t += 70000) {
         if (__atomic_exchange_n(&d->bell, 0, __ATOMIC_ACQ_REL))
             return;

@@ -18,6 +18,7 @@ struct fake_world {
     int room;           /* work requests taken by one post; -1: all */
     bool lose;          /* writes are done, their local completion never comes */
     int fail;           /* status of local completions, 0 */
+    bool sleepless;     /* wait returns at once */
     int post_error;     /* returned by post, 0 */
     int poll_error;     /* returned by poll, 0 */
     /* seen */
