@@ -54,6 +54,8 @@ static void ofi_close(struct mk_dev *dev)
         close_fid(&d->tx->fid);
     if (d->rx)
         close_fid(&d->rx->fid);
+    if (d->bare)
+        close_fid(&d->bare->fid);
     for (struct mk_ofi_block *b = d->blocks, *next; b; b = next) {
         next = b->next;
         if (b->mr)
@@ -75,24 +77,45 @@ static void ofi_close(struct mk_dev *dev)
     free(d);
 }
 
-/* A queue with a descriptor to sleep on where the provider has one; else *fd = -1. */
-static int open_cq(struct mk_ofi_dev *d, enum fi_cq_format format, size_t size, struct fid_cq **out, int *fd)
+static int open_cq(struct mk_ofi_dev *d, enum fi_cq_format format, size_t size, enum fi_wait_obj wait,
+                   struct fid_cq **out)
 {
     struct fi_cq_attr attr;
+    int fd;
     memset(&attr, 0, sizeof(attr));
     attr.size = size;
     attr.format = format;
-    attr.wait_obj = FI_WAIT_FD;
-    *fd = -1;
+    attr.wait_obj = wait;
     int err = fi_cq_open(d->domain, &attr, out, NULL);
-    if (!err) {
-        if (fi_control(&(*out)->fid, FI_GETWAIT, fd))
-            *fd = -1;
-        return 0;
+    if (err && wait != FI_WAIT_NONE) { /* shm: nothing to sleep on */
+        attr.wait_obj = FI_WAIT_NONE;
+        err = fi_cq_open(d->domain, &attr, out, NULL);
     }
-    attr.wait_obj = FI_WAIT_NONE;
-    err = fi_cq_open(d->domain, &attr, out, NULL);
-    return err ? fail(d, "opening a completion queue", err) : 0;
+    if (err)
+        return fail(d, "opening a completion queue", err);
+    if (attr.wait_obj != FI_WAIT_NONE && !fi_control(&(*out)->fid, FI_GETWAIT, &fd)) {
+        d->sleep_fid[d->nsleep] = &(*out)->fid;
+        d->sleep_fd[d->nsleep++] = fd;
+    }
+    return 0;
+}
+
+/* The descriptor of a queue says "the network has something, or an entry is there". With provider net of libfabric
+ * 1.17 it says the latter for ever after the first entry, since fi_trywait does not clear it. So we sleep there on
+ * a queue that never gets an entry: what is left is the network. (Not so elsewhere: ofi_rxm's queues know of the
+ * network only when they are bound to the endpoint.) */
+static int open_queues(struct mk_ofi_dev *d)
+{
+    const bool bare = !strcmp(d->info->fabric_attr->prov_name, "net");
+    const enum fi_wait_obj wait = bare ? FI_WAIT_NONE : FI_WAIT_FD;
+    int ret = open_cq(d, FI_CQ_FORMAT_CONTEXT, d->info->tx_attr->size, wait, &d->tx);
+    if (!ret)
+        ret = open_cq(d, FI_CQ_FORMAT_DATA, RX_ENTRIES, wait, &d->rx);
+    if (!ret && bare)
+        ret = open_cq(d, FI_CQ_FORMAT_CONTEXT, 1, FI_WAIT_FD, &d->bare);
+    if (!ret && !bare && d->nsleep != 2)
+        d->nsleep = 0; /* one alone is not enough */
+    return ret;
 }
 
 static int open_objects(struct mk_ofi_dev *d)
@@ -109,9 +132,7 @@ static int open_objects(struct mk_ofi_dev *d)
     err = fi_av_open(d->domain, &av, &d->av, NULL);
     if (err)
         return fail(d, "opening the address vector", err);
-    int ret = open_cq(d, FI_CQ_FORMAT_CONTEXT, d->info->tx_attr->size, &d->tx, &d->tx_fd);
-    if (!ret)
-        ret = open_cq(d, FI_CQ_FORMAT_DATA, RX_ENTRIES, &d->rx, &d->rx_fd);
+    const int ret = open_queues(d);
     if (ret)
         return ret;
     err = fi_endpoint(d->domain, d->info, &d->ep, NULL);
@@ -150,7 +171,6 @@ static int ofi_open(const struct mk_settings *s, struct mk_dev **out)
     if (!d)
         return mk_fail(MK_ERR_NOMEM, "NET", "ofi: no memory for a device");
     d->base.ops = &mk_ofi_ops;
-    d->tx_fd = d->rx_fd = -1;
     d->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int ret = d->wake_fd < 0 ? mk_fail(MK_ERR_SYSTEM, "NET", "ofi: eventfd: %s", strerror(errno)) : 0;
     if (!ret)
@@ -170,7 +190,7 @@ static int ofi_open(const struct mk_settings *s, struct mk_dev **out)
         d->next_key = mk_time_ns() & 0xffffffffu;
     MK_INFO("NET", "ofi: libfabric %u.%u, provider %s, domain %s%s%s", FI_MAJOR(d->lib->version),
             FI_MINOR(d->lib->version), d->base.caps.provider, d->info->domain_attr->name,
-            d->base.caps.ordered ? ", ordered" : "", d->rx_fd < 0 ? ", no descriptor to sleep on" : "");
+            d->base.caps.ordered ? ", ordered" : "", !d->nsleep ? ", no descriptor to sleep on" : "");
     *out = &d->base;
     return 0;
 }
@@ -337,19 +357,18 @@ static void unimport(struct mk_rmem *r)
 static void ofi_wait(struct mk_dev *dev, uint64_t ns)
 {
     struct mk_ofi_dev *d = (struct mk_ofi_dev *)dev;
-    struct fid *queues[2] = {&d->rx->fid, &d->tx->fid};
-    struct pollfd fds[3] = {{d->wake_fd, POLLIN, 0}, {d->rx_fd, POLLIN, 0}, {d->tx_fd, POLLIN, 0}};
-    const bool sleepable = d->rx_fd >= 0 && d->tx_fd >= 0;
+    struct pollfd fds[3] = {
+        {d->wake_fd, POLLIN, 0}, {d->sleep_fd[0], POLLIN, 0}, {d->sleep_fd[1], POLLIN, 0}};
     uint64_t count;
     if (d->ended_first)
         return;
-    /* entries that are there already would not make the descriptors readable */
-    if (sleepable && fi_trywait(d->fabric, queues, 2))
+    /* entries that are there already need not make the descriptors readable */
+    if (d->nsleep && fi_trywait(d->fabric, d->sleep_fid, d->nsleep))
         return;
-    if (!sleepable && ns > NAP_NS)
+    if (!d->nsleep && ns > NAP_NS)
         ns = NAP_NS;
     const struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
-    if (ppoll(fds, sleepable ? 3 : 1, &t, NULL) > 0 && fds[0].revents && read(d->wake_fd, &count, 8) != 8)
+    if (ppoll(fds, 1 + (nfds_t)d->nsleep, &t, NULL) > 0 && fds[0].revents && read(d->wake_fd, &count, 8) != 8)
         return;
 }
 

@@ -96,7 +96,11 @@ struct mk_ofi_dev {
     struct fid_av *av;
     struct fid_cq *tx, *rx;
     struct fid_ep *ep;
-    int tx_fd, rx_fd; /* to sleep on; -1: this provider has none */
+    /* To sleep: nsleep descriptors and the queues they belong to; 0: this provider has none. */
+    struct fid_cq *bare; /* a queue that is bound to nothing, NULL: not needed (open_queues) */
+    struct fid *sleep_fid[2];
+    int sleep_fd[2];
+    int nsleep;
     int wake_fd;      /* eventfd */
     uint64_t mr_mode; /* FI_MR_* bits in force */
     uint64_t next_key;

@@ -325,6 +325,23 @@ static int wait_and_wake(struct side *t)
     return ping(t, &t->e, 5);
 }
 
+/* Nothing to do: wait sleeps. However slow the machine, 100 ms cannot hold thousands of sleeps of 10 ms; a wait that
+ * returns at once makes tens of thousands of rounds. */
+static int idle(struct side *t)
+{
+    struct mk_wc wc;
+    uint32_t rounds = 0;
+    for (uint32_t i = 0; i < 4; i++)
+        if (ping(t, &t->e, i) || in_step(t))
+            return 1;
+    for (const uint64_t end = mk_time_ns() + 100000000u; mk_time_ns() < end; rounds++) {
+        CHECK(t->ops->poll(t->dev, &wc, 1) == 0, "a completion of %llu", (unsigned long long)wc.id);
+        t->ops->wait(t->dev, 10000000);
+    }
+    CHECK(rounds < 3000, "%u rounds in 100 ms", rounds);
+    return 0;
+}
+
 /* A forked child that ends (system() of the user's program) leaves the parent's transport alone. */
 static int forked_child(struct side *t)
 {
@@ -391,6 +408,7 @@ const struct test_case cases[] = {
     {"close_in_flight", close_in_flight},
     {"many_connections", many_connections},
     {"wait_and_wake", wait_and_wake},
+    {"idle", idle},
     {"forked_child", forked_child},
     {"faults", faults},
     {NULL, NULL},
