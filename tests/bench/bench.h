@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* What the benchmarks share: samples and their medians; subcommands of mkbench. */
+#pragma once
+#include "plugin/cli/json.h"
+
+#define BENCH_SAMPLES 101
+
+struct bench_samples {
+    double v[BENCH_SAMPLES];
+    int n;
+};
+struct bench_stat {
+    double median, min, max;
+};
+
+void bench_add(struct bench_samples *s, double v);
+struct bench_stat bench_stat_of(const struct bench_samples *s);
+/* "name": {"median": .., "min": .., "max": ..} */
+void bench_json_stat(struct mk_json *j, const char *name, const struct bench_stat *s);
+/* "machine": {processor, cores, kernel}. */
+void bench_json_machine(struct mk_json *j);
+
+/* Subcommands; argv[0] is the subcommand's name. Return exit codes. */
+int bench_net(int argc, char **argv);

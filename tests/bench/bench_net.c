@@ -1,0 +1,416 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* mkbench net: command line, the two processes, the pairs, table and JSON. Patterns: net.h. */
+#include "mk/err.h"
+#include "plugin/cli/cli.h"
+#include "plugin/cli/table.h"
+#include "tests/bench/bench.h"
+#include "tests/bench/net.h"
+#include <getopt.h>
+#include <math.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define SIZES_MAX 16
+#define STREAM_BYTES (128u << 20)
+#define STREAM_MAX 30000u
+#define PINGPONGS 4000u
+#define ROWS_MAX (SIZES_MAX + 2)
+
+enum what { BANDWIDTH, RATE, LATENCY };
+static const struct {
+    const char *name, *unit;
+} whats[] = {{"bandwidth", "MB/s"}, {"rate", "1000/s"}, {"latency", "us"}};
+
+struct options {
+    char provider[256];
+    const char *json;
+    uint32_t size[SIZES_MAX];
+    int nsizes;
+    int pairs;
+};
+
+/* One line of the table: A against B. Ratio B / A of each pair; latency also as a difference. */
+struct row {
+    enum what what;
+    uint32_t size;
+    struct bench_samples a, b, ratio, diff;
+};
+
+struct run {
+    const struct options *o;
+    struct net_peer p;
+    struct row row[ROWS_MAX];
+    int nrows;
+    struct row proxy[3]; /* A: MK_BATCH=1, B: 8 */
+    struct mk_proxy_stats stats[2];
+};
+
+static const char help[] =
+    "usage: mkbench net [options]\n"
+    "Two processes on this host: the network engine, driven by the calling thread, against a raw libfabric "
+    "loop of\n"
+    "the same provider, window (16) and batches (MK_BATCH), interleaved; then through ring and proxy "
+    "thread.\n"
+    "  --provider NAME   libfabric provider (default: as MK_OFI_PROVIDER, auto)\n"
+    "  --sizes A,B,..    bytes of the bandwidth rows, with K and M, up to 4M (default 64K,256K,1M,4M)\n"
+    "  --pairs N         pairs of each row, odd, up to 101 (default 11)\n"
+    "  --json FILE       every figure as JSON\n";
+
+int net_swap(const struct net_peer *p, const void *mine, void *theirs, size_t n)
+{
+    if (send(p->fd, mine, n, MSG_NOSIGNAL) != (ssize_t)n)
+        return 1;
+    for (size_t at = 0; at < n;) {
+        struct pollfd f = {p->fd, POLLIN, 0};
+        if (poll(&f, 1, (int)(NET_LIMIT_NS / 1000000)) != 1)
+            return 1;
+        const ssize_t k = recv(p->fd, (char *)theirs + at, n - at, 0);
+        if (k <= 0)
+            return 1;
+        at += (size_t)k;
+    }
+    return 0;
+}
+
+int net_step(const struct net_peer *p)
+{
+    char c = 's', d;
+    return net_swap(p, &c, &d, 1);
+}
+
+/* ---- measuring ---- */
+
+static uint32_t count_of(enum what what, uint32_t size)
+{
+    if (what == LATENCY)
+        return PINGPONGS;
+    const uint32_t n = STREAM_BYTES / size;
+    return n > STREAM_MAX ? STREAM_MAX : n < 2 * NET_WINDOW ? 2 * NET_WINDOW : n;
+}
+
+/* The row's figure from one run; negative: failed. */
+static double figure(const struct net_peer *p, const struct net_impl *i, void *impl, enum what what,
+                     uint32_t size)
+{
+    const uint32_t n = count_of(what, size);
+    if (net_step(p))
+        return -1;
+    const double s = what == LATENCY ? i->pingpong(impl, size, n) : i->stream(impl, size, n);
+    if (s < 0) {
+        mk_cli_say("%s: %s at %u bytes failed: %s", i->name, whats[what].name, size, mk_last_error());
+        return -1;
+    }
+    if (p->who == 1)
+        return 0;
+    if (what == LATENCY)
+        return s / n / 2 * 1e6;
+    return what == RATE ? n / s * 1e-3 : (double)size * n / s * 1e-6;
+}
+
+/* Pairs of A and B, first one then the other begins; one pair before that does not count. */
+static int measure(struct run *r, struct row *row, const struct net_impl *const impl[2], void *const with[2])
+{
+    for (int pair = -1; pair < r->o->pairs; pair++) {
+        double v[2];
+        for (int k = 0; k < 2; k++) {
+            const int which = (pair & 1) ^ k;
+            v[which] = figure(&r->p, impl[which], with[which], row->what, row->size);
+            if (v[which] < 0)
+                return 1;
+        }
+        if (pair < 0 || r->p.who == 1)
+            continue;
+        bench_add(&row->a, v[0]);
+        bench_add(&row->b, v[1]);
+        bench_add(&row->ratio, v[1] / v[0]);
+        bench_add(&row->diff, v[1] - v[0]);
+    }
+    return 0;
+}
+
+static int against_raw(struct run *r)
+{
+    static const struct net_impl *const impl[2] = {&net_raw, &net_engine};
+    void *with[2] = {NULL, NULL};
+    int bad = net_raw.open(&r->p, &with[0]) || net_engine.open(&r->p, &with[1]);
+    for (int i = 0; i < r->o->nsizes; i++)
+        r->row[r->nrows++] = (struct row){.what = BANDWIDTH, .size = r->o->size[i]};
+    r->row[r->nrows++] = (struct row){.what = LATENCY, .size = 8};
+    r->row[r->nrows++] = (struct row){.what = RATE, .size = 8};
+    for (int i = 0; !bad && i < r->nrows; i++)
+        bad = measure(r, &r->row[i], impl, with);
+    if (!bad)
+        bad = net_step(&r->p);
+    for (int i = 0; i < 2; i++)
+        if (with[i])
+            impl[i]->close(with[i]);
+    return bad;
+}
+
+static int through_proxy(struct run *r)
+{
+    static const struct net_impl *const impl[2] = {&net_proxy, &net_proxy};
+    static const struct row rows[3] = {
+        {.what = RATE, .size = 8}, {.what = BANDWIDTH, .size = 65536}, {.what = LATENCY, .size = 8}};
+    void *with[2] = {NULL, NULL};
+    const int64_t batch = r->p.s.batch;
+    r->p.s.batch = 1;
+    int bad = net_proxy.open(&r->p, &with[0]);
+    r->p.s.batch = 8;
+    bad = bad || net_proxy.open(&r->p, &with[1]);
+    r->p.s.batch = batch;
+    for (int i = 0; i < 3; i++) {
+        r->proxy[i] = rows[i];
+        bad = bad || measure(r, &r->proxy[i], impl, with);
+        if (i == 0) /* the fill of the rate row alone says something about batches */
+            for (int k = 0; !bad && k < 2; k++)
+                net_proxy_stats(with[k], &r->stats[k]);
+    }
+    if (!bad)
+        bad = net_step(&r->p);
+    for (int i = 0; i < 2; i++)
+        if (with[i])
+            net_proxy.close(with[i]);
+    return bad;
+}
+
+/* ---- output ---- */
+
+/* "yes", "no", or "" where there is none. The figures are a benchmark's, not a test's: the exit code is 0. */
+static const char *target(const struct row *row, const char **said)
+{
+    const double ratio = bench_stat_of(&row->ratio).median, diff = bench_stat_of(&row->diff).median;
+    *said = "";
+    if (row->what == BANDWIDTH && row->size >= 256u << 10)
+        *said = ">= 0.95";
+    else if (row->what == RATE)
+        *said = ">= 0.85";
+    else if (row->what == LATENCY)
+        *said = "<= +0.6 us";
+    else
+        return "";
+    return (row->what == LATENCY ? diff <= 0.6 : ratio >= (row->what == RATE ? 0.85 : 0.95)) ? "yes" : "no";
+}
+
+static void table_row(struct mk_table *t, const struct row *row, bool with_target)
+{
+    const struct bench_stat a = bench_stat_of(&row->a), b = bench_stat_of(&row->b);
+    const struct bench_stat ratio = bench_stat_of(&row->ratio), diff = bench_stat_of(&row->diff);
+    const char *said, *met = target(row, &said);
+    char size[24];
+    snprintf(size, sizeof(size), row->size < 1024 ? "%u B" : "%u KiB",
+             row->size < 1024 ? row->size : row->size >> 10);
+    mk_table_row(t, "%s|%s|%s|%.2f|%.2f..%.2f|%.2f|%.2f..%.2f|%.3f|%.3f..%.3f|%+.2f|%s|%s",
+                 whats[row->what].name, size, whats[row->what].unit, a.median, a.min, a.max, b.median, b.min,
+                 b.max, ratio.median, ratio.min, ratio.max, diff.median, with_target ? said : "",
+                 with_target ? met : "");
+}
+
+static int print_tables(const struct run *r)
+{
+    struct mk_table *t =
+        mk_table_new("what|>size|unit|>raw|>min..max|>engine|>min..max|>ratio|>min..max|>difference|"
+                     "target|met");
+    printf("engine against raw libfabric, provider %s, %d pairs, medians\n", net_raw_provider(), r->o->pairs);
+    for (int i = 0; i < r->nrows; i++)
+        table_row(t, &r->row[i], true);
+    int ret = mk_table_print(t, stdout);
+    mk_table_free(t);
+    t = mk_table_new("what|>size|unit|>batch 1|>min..max|>batch 8|>min..max|>ratio|>min..max|>difference||");
+    printf("\nthrough ring and proxy thread, batches of 8 against 1\n");
+    for (int i = 0; i < 3; i++)
+        table_row(t, &r->proxy[i], false);
+    ret = ret ? ret : mk_table_print(t, stdout);
+    mk_table_free(t);
+    for (int k = 0; k < 2; k++) {
+        const struct mk_proxy_stats *s = &r->stats[k];
+        printf("batch %d: %llu commands in %llu batches (%.2f each; full ones %llu), %llu window waits, %llu "
+               "sleeps\n",
+               k ? 8 : 1, (unsigned long long)s->commands, (unsigned long long)s->batches,
+               (double)s->commands / (double)(s->batches ? s->batches : 1),
+               (unsigned long long)s->fill[k ? 8 : 1], (unsigned long long)s->window_waits,
+               (unsigned long long)s->sleeps);
+    }
+    return ret;
+}
+
+static void json_row(struct mk_json *j, const struct row *row, const char *a, const char *b, bool with_target)
+{
+    const struct bench_stat stat[4] = {bench_stat_of(&row->a), bench_stat_of(&row->b),
+                                       bench_stat_of(&row->ratio), bench_stat_of(&row->diff)};
+    const char *const name[4] = {a, b, "ratio", "difference"};
+    const char *said, *met = target(row, &said);
+    mk_json_object(j, NULL);
+    mk_json_text(j, "what", whats[row->what].name);
+    mk_json_int(j, "bytes", row->size);
+    mk_json_text(j, "unit", whats[row->what].unit);
+    for (int i = 0; i < 4; i++)
+        bench_json_stat(j, name[i], &stat[i]);
+    if (with_target && *said) {
+        mk_json_text(j, "target", said);
+        mk_json_bool(j, "met", !strcmp(met, "yes"));
+    }
+    mk_json_end(j);
+}
+
+static int write_json(const struct run *r)
+{
+    struct mk_json j;
+    int ret = mk_json_open(&j, r->o->json);
+    if (ret)
+        return ret;
+    mk_json_object(&j, NULL);
+    mk_json_text(&j, "bench", "net");
+    mk_json_text(&j, "provider", net_raw_provider());
+    mk_json_int(&j, "pairs", r->o->pairs);
+    mk_json_int(&j, "window", NET_WINDOW);
+    mk_json_int(&j, "batch", r->p.s.batch);
+    bench_json_machine(&j);
+    mk_json_array(&j, "rows");
+    for (int i = 0; i < r->nrows; i++)
+        json_row(&j, &r->row[i], "raw", "engine", true);
+    mk_json_end(&j);
+    mk_json_array(&j, "proxy");
+    for (int i = 0; i < 3; i++)
+        json_row(&j, &r->proxy[i], "batch1", "batch8", false);
+    mk_json_end(&j);
+    mk_json_array(&j, "proxy_stats");
+    for (int k = 0; k < 2; k++) {
+        const struct mk_proxy_stats *s = &r->stats[k];
+        mk_json_object_flat(&j, NULL);
+        mk_json_int(&j, "batch", k ? 8 : 1);
+        mk_json_int(&j, "commands", (int64_t)s->commands);
+        mk_json_int(&j, "batches", (int64_t)s->batches);
+        mk_json_array(&j, "fill");
+        for (int i = 0; i < 9; i++)
+            mk_json_int(&j, NULL, (int64_t)s->fill[i]);
+        mk_json_end(&j);
+        mk_json_int(&j, "window_waits", (int64_t)s->window_waits);
+        mk_json_int(&j, "sleeps", (int64_t)s->sleeps);
+        mk_json_end(&j);
+    }
+    mk_json_end(&j);
+    mk_json_end(&j);
+    return mk_json_close(&j);
+}
+
+/* ---- the command ---- */
+
+static int parse_sizes(struct options *o, char *text)
+{
+    o->nsizes = 0;
+    for (char *save, *one = strtok_r(text, ",", &save); one; one = strtok_r(NULL, ",", &save)) {
+        long long v;
+        const size_t n = strlen(one);
+        const char unit = n ? one[n - 1] : 0;
+        const unsigned shift = unit == 'K' ? 10 : unit == 'M' ? 20 : 0;
+        if (shift)
+            one[n - 1] = 0;
+        if (o->nsizes == SIZES_MAX || !mk_cli_number(one, 1, NET_MAX, &v) || v << shift > NET_MAX)
+            return 1;
+        o->size[o->nsizes++] = (uint32_t)(v << shift);
+    }
+    return o->nsizes == 0;
+}
+
+static int parse(struct options *o, int argc, char **argv)
+{
+    static const struct option longs[] = {
+        {"provider", required_argument, NULL, 'p'}, {"json", required_argument, NULL, 'j'},
+        {"sizes", required_argument, NULL, 's'},    {"pairs", required_argument, NULL, 'n'},
+        {"help", no_argument, NULL, 'h'},           {NULL, 0, NULL, 0},
+    };
+    long long v;
+    int c;
+    opterr = 0;
+    while ((c = getopt_long(argc, argv, ":h", longs, NULL)) != -1) {
+        if (c == 'p')
+            snprintf(o->provider, sizeof(o->provider), "%s", optarg);
+        else if (c == 'j')
+            o->json = optarg;
+        else if (c == 's' && parse_sizes(o, optarg))
+            return mk_cli_usage("--sizes: numbers of bytes up to 4M, at most %d", SIZES_MAX);
+        else if (c == 'n' && (!mk_cli_number(optarg, 1, BENCH_SAMPLES, &v) || !(v & 1)))
+            return mk_cli_usage("--pairs: an odd number up to %d", BENCH_SAMPLES);
+        else if (c == 'n')
+            o->pairs = (int)v;
+        else if (c == 'h')
+            return mk_cli_print(help) ? MK_EXIT_FAILED : -1;
+        else if (c == ':' || c == '?')
+            return mk_cli_bad_option(c, argv);
+    }
+    return optind < argc ? mk_cli_usage("mkbench net takes no argument: %s", argv[optind]) : 0;
+}
+
+static int both(struct run *r)
+{
+    int bad = mk_shm_create("mkbench", (size_t)NET_WINDOW * NET_MAX + 4096, &r->p.mem);
+    if (bad)
+        return 1;
+    memset(r->p.mem.addr, 0x5a, r->p.mem.size);
+    if (!bad)
+        bad = against_raw(r) || through_proxy(r);
+    mk_shm_release(&r->p.mem);
+    return bad;
+}
+
+static int settle(struct run *r, const struct options *o)
+{
+    if (mk_settings_load(&r->p.s, true)) {
+        mk_cli_say("%s", mk_last_error());
+        return MK_EXIT_USAGE;
+    }
+    snprintf(r->p.s.net, sizeof(r->p.s.net), "ofi");
+    if (o->provider[0])
+        snprintf(r->p.s.ofi_provider, sizeof(r->p.s.ofi_provider), "%s", o->provider);
+    if (!r->p.s.ifname[0])
+        snprintf(r->p.s.ifname, sizeof(r->p.s.ifname), "lo");
+    return 0;
+}
+
+int bench_net(int argc, char **argv)
+{
+    static struct options o = {.pairs = 11, .nsizes = 4, .size = {64u << 10, 256u << 10, 1u << 20, 4u << 20}};
+    static struct run r;
+    int fds[2], status = 0;
+    int ret = parse(&o, argc, argv);
+    if (!ret)
+        ret = settle(&r, &o);
+    if (ret)
+        return ret < 0 ? MK_EXIT_OK : ret;
+    if (o.json && mk_out_check(o.json)) {
+        mk_cli_say("%s", mk_last_error());
+        return MK_EXIT_USAGE;
+    }
+    r.o = &o;
+    const pid_t child = socketpair(AF_UNIX, SOCK_STREAM, 0, fds) ? -1 : fork();
+    if (child < 0) {
+        mk_cli_say("no second process");
+        return MK_EXIT_FAILED;
+    }
+    r.p.who = child == 0;
+    r.p.fd = fds[r.p.who];
+    close(fds[!r.p.who]);
+    ret = both(&r);
+    if (child == 0)
+        exit(ret);
+    if (ret)
+        kill(child, SIGTERM);
+    if (waitpid(child, &status, 0) != child || status)
+        ret = 1;
+    if (ret) {
+        mk_cli_say("failed: %s", mk_last_error());
+        return MK_EXIT_FAILED;
+    }
+    if (print_tables(&r) || (o.json && write_json(&r))) {
+        mk_cli_say("%s", mk_last_error());
+        return MK_EXIT_FAILED;
+    }
+    return mk_cli_flush();
+}

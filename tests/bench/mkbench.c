@@ -1,0 +1,29 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* mkbench SUBCOMMAND: figures, each beside its baseline of the same run. */
+#include "plugin/cli/cli.h"
+#include "tests/bench/bench.h"
+#include <string.h>
+
+static const struct {
+    const char *name;
+    int (*run)(int argc, char **argv);
+} commands[] = {
+    {"net", bench_net},
+};
+
+static const char help[] = "usage: mkbench SUBCOMMAND [options]\n"
+                           "  net   the network engine against a raw libfabric loop (mkbench net --help)\n";
+
+int main(int argc, char **argv)
+{
+    mk_cli_init("mkbench");
+    if (argc >= 2 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h")))
+        return mk_cli_print(help);
+    if (argc >= 2 && !strcmp(argv[1], "--version"))
+        return mk_cli_version();
+    for (size_t i = 0; argc >= 2 && i < sizeof(commands) / sizeof(commands[0]); i++)
+        if (!strcmp(argv[1], commands[i].name))
+            return commands[i].run(argc - 1, argv + 1);
+    return mk_cli_usage(argc < 2 ? "which subcommand?" : "no subcommand %s", argc < 2 ? "" : argv[1]);
+}
