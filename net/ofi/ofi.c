@@ -5,6 +5,7 @@
  *   ofi_lib.c       opens libfabric at run time
  *   ofi_provider.c  which provider, on which interface
  *   ofi_post.c      post and poll
+ *   ofi_shm.c       closing, where peers in the same process share the memory
  *   ofi.c           device, connections, memory, sleeping, the table
  *
  * One reliable endpoint a device; a connection is an address in its address vector, and the network's own connection
@@ -41,11 +42,8 @@ static void close_fid(struct fid *f)
         fi_close(f);
 }
 
-static void ofi_close(struct mk_dev *dev)
+void mk_ofi_destroy(struct mk_ofi_dev *d)
 {
-    struct mk_ofi_dev *d = (struct mk_ofi_dev *)dev;
-    if (!d)
-        return;
     if (d->ep)
         close_fid(&d->ep->fid);
     if (d->av)
@@ -75,6 +73,17 @@ static void ofi_close(struct mk_dev *dev)
     if (d->wake_fd >= 0)
         close(d->wake_fd);
     free(d);
+}
+
+static void ofi_close(struct mk_dev *dev)
+{
+    struct mk_ofi_dev *d = (struct mk_ofi_dev *)dev;
+    if (!d)
+        return;
+    if (d->shm)
+        mk_ofi_shm_close(d);
+    else
+        mk_ofi_destroy(d);
 }
 
 static int open_cq(struct mk_ofi_dev *d, enum fi_cq_format format, size_t size, enum fi_wait_obj wait,
@@ -179,11 +188,14 @@ static int ofi_open(const struct mk_settings *s, struct mk_dev **out)
         ret = mk_ofi_choose(d->lib, s, &d->info, &delivery);
     if (!ret)
         ret = open_objects(d);
+    if (!ret)
+        fill_caps(delivery, d);
+    if (!ret && !strcmp(d->base.caps.provider, "shm"))
+        ret = mk_ofi_shm_add(d);
     if (ret) {
-        ofi_close(&d->base);
+        mk_ofi_destroy(d);
         return ret;
     }
-    fill_caps(delivery, d);
     d->host = mk_host_id();
     /* keys that we choose are not to be guessed by a stranger's old message */
     if (getrandom(&d->next_key, 4, GRND_NONBLOCK) != 4)
@@ -245,8 +257,10 @@ static int insert_peer(struct mk_ofi_dev *d, const struct mk_ofi_addr *a, fi_add
     }
     p->len = a->len;
     memcpy(p->name, a->name, a->len);
+    mk_ofi_shm_lock(d);
     p->next = d->peers;
     d->peers = p;
+    mk_ofi_shm_unlock(d);
     *out = p->addr;
     return 0;
 }

@@ -115,6 +115,11 @@ struct mk_ofi_dev {
     /* false: shm (libfabric 1.17) never completes a write of no bytes with FI_DELIVERY_COMPLETE and takes no other
      * after it; without the flag such a write stands in the peer's queue at once, in order. */
     bool empty_delivery;
+    /* ofi_shm.c, under its lock */
+    struct mk_ofi_dev *next_shm;
+    uint32_t name_len;
+    uint8_t name[MK_OFI_ADDR_MAX];
+    bool shm, closed;
     bool broken_said;
 };
 
@@ -127,3 +132,14 @@ int mk_ofi_post(struct mk_conn *conn, const struct mk_wr *wrs, int n);
 int mk_ofi_poll(struct mk_dev *dev, struct mk_wc *wcs, int max);
 int mk_ofi_block_add(struct mk_ofi_dev *d);
 void mk_ofi_forget(struct mk_ofi_conn *c); /* its operations end in silence */
+
+/* ofi.c */
+void mk_ofi_destroy(struct mk_ofi_dev *d);
+
+/* ofi_shm.c: devices of provider shm in this process */
+int mk_ofi_shm_add(struct mk_ofi_dev *d);
+/* Destroys d, or keeps it until those in this process that reach into it are gone. */
+void mk_ofi_shm_close(struct mk_ofi_dev *d);
+void mk_ofi_shm_lock(
+    const struct mk_ofi_dev *d); /* around a change of d->peers; nothing for other providers */
+void mk_ofi_shm_unlock(const struct mk_ofi_dev *d);
