@@ -3,8 +3,8 @@
 /* Link rate. */
 #include "net/pace.h"
 
-#define LATE_MAX_NS 200000u /* an overshoot beyond this is not a timer's: the machine was busy */
-#define RIGHT_AFTER_NS 100000u
+#define LATE_MAX_NS 4000000u /* a time slice of somebody else; beyond that we were not running at all */
+#define RIGHT_AFTER_NS 300000u
 
 void mk_pace_init(struct mk_pace *p, double gbps, uint64_t now)
 {
