@@ -21,9 +21,8 @@ void mk_boot_record(struct mk_boot *b, int code, int rank, const char *text)
         b->event.rank = rank;
         snprintf(b->event.text, sizeof(b->event.text), "%s", text);
         __atomic_store_n(&b->event_set, 1, __ATOMIC_RELEASE);
-        if (b->fn && !b->fn_called)
-            fn = b->fn;
-        b->fn_called = b->fn_called || fn;
+        fn = b->fn;
+        b->fn_called = fn != NULL;
         MK_WARN("NET", "%s (seen by rank %d)", b->event.text, b->rank);
         pthread_cond_broadcast(&b->cond);
     }

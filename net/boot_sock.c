@@ -148,7 +148,7 @@ int mk_boot_thread(pthread_t *out, void *(*fn)(void *), void *arg, bool detached
     sigset_t all, old;
     pthread_attr_t attr;
     pthread_attr_init(&attr);
-    pthread_attr_setstacksize(&attr, 256 * 1024);
+    pthread_attr_setstacksize(&attr, 1 << 20); /* room for the static TLS of large programs too */
     if (detached)
         pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED);
     sigfillset(&all);

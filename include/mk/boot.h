@@ -7,7 +7,10 @@
  * ranks) and refuses strangers with one logged reason. Every rank is a client, the root's own process included,
  * with one thread that reads its connection. The connections stay open until destroy: the end of one without a
  * good-bye is a death, which the root tells all others within a second; the end of the root's process is seen by
- * all as the end of their own connection. Wire format: net/boot_wire.h. */
+ * all as the end of their own connection. Once the root's rank has said good-bye and its process has ended, the
+ * others go on, but see no further deaths, good-byes or aborts, and set-up collectives return PEER.
+ * A program that returns from main or calls exit without destroy has said good-bye. In a forked child an inherited
+ * object can only be destroyed. Wire format: net/boot_wire.h. */
 #pragma once
 #include "mkernel.h"
 #include <stdint.h>

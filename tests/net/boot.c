@@ -96,6 +96,32 @@ static void own_pace(void **state)
     all_return(&j, 0, "");
 }
 
+/* MK_ROOT as a name and as an IPv6 address; no MK_IFNAME. */
+static void spellings(void **state)
+{
+    static const char *const hosts[] = {"localhost", "[::1]"};
+    static struct help_job j;
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        if (i && !help_has_ipv6()) {
+            print_message("no IPv6 here: [::1] is left out\n");
+            continue;
+        }
+        help_job_init(&j, BY_ROOT, 3, 20);
+        const int port = help_port();
+        for (int r = 0; r < 3; r++)
+            snprintf(j.rank[r].s.root, sizeof(j.rank[r].s.root), "%s:%d", hosts[i], port);
+        j.body = gather_ranks;
+        help_job_run(&j);
+        all_return(&j, 0, "");
+    }
+    help_job_init(&j, BY_ROOT, 2, 1);
+    snprintf(j.rank[1].s.root, sizeof(j.rank[1].s.root), "no.such.host.invalid:4711");
+    help_job_run(&j);
+    assert_int_equal(j.rank[1].ret, MK_ERR_TIMEOUT);
+    assert_non_null(strstr(j.rank[1].error, "no.such.host.invalid"));
+}
+
 static int gather_large(struct help_rank *r)
 {
     const size_t bytes = 1 << 20;
@@ -362,10 +388,19 @@ static void arguments(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(three_ways),  cmocka_unit_test(cycles),     cmocka_unit_test(own_pace),
-        cmocka_unit_test(large),       cmocka_unit_test(unequal),    cmocka_unit_test(late),
-        cmocka_unit_test(never_comes), cmocka_unit_test(world_size), cmocka_unit_test(aborts),
-        cmocka_unit_test(callbacks),   cmocka_unit_test(good_byes),  cmocka_unit_test(gather_times_out),
+        cmocka_unit_test(three_ways),
+        cmocka_unit_test(cycles),
+        cmocka_unit_test(own_pace),
+        cmocka_unit_test(spellings),
+        cmocka_unit_test(large),
+        cmocka_unit_test(unequal),
+        cmocka_unit_test(late),
+        cmocka_unit_test(never_comes),
+        cmocka_unit_test(world_size),
+        cmocka_unit_test(aborts),
+        cmocka_unit_test(callbacks),
+        cmocka_unit_test(good_byes),
+        cmocka_unit_test(gather_times_out),
         cmocka_unit_test(arguments),
     };
     help_log_catch();

@@ -46,6 +46,19 @@ int help_port(void)
     return bad ? 0 : ntohs(a.sin_port);
 }
 
+bool help_has_ipv6(void)
+{
+    struct sockaddr_in6 a;
+    memset(&a, 0, sizeof(a));
+    a.sin6_family = AF_INET6;
+    a.sin6_addr = in6addr_loopback;
+    const int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    const bool has = fd >= 0 && !bind(fd, (struct sockaddr *)&a, sizeof(a));
+    if (fd >= 0)
+        close(fd);
+    return has;
+}
+
 void help_settings(struct mk_settings *s, int port, double timeout)
 {
     if (mk_settings_load(s, false))

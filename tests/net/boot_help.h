@@ -11,6 +11,7 @@ enum { HELP_MAX = 64 };
 
 /* A port of 127.0.0.1 that nobody has now. */
 int help_port(void);
+bool help_has_ipv6(void);
 /* Defaults, lo, MK_ROOT=127.0.0.1:port (0: none), MK_TIMEOUT. */
 void help_settings(struct mk_settings *s, int port, double timeout);
 

@@ -156,6 +156,7 @@ static void killed(bool id, int n, int victim, void (*fn)(int rank, int n))
     const uint64_t t = mk_time_ns();
     kill(pids[victim], SIGKILL);
     all_reach(n, victim, SEEN);
+    __atomic_store_n(&board->go, 1, __ATOMIC_RELEASE); /* children may end */
     snprintf(text, sizeof(text), "rank %d", victim);
     for (int r = 0; r < n; r++) {
         const struct report *p = &board->r[r];
@@ -186,7 +187,8 @@ static void kill_each(void **state)
     killed(false, 16, 7, watcher);
 }
 
-/* Each rank has a child of its own that lives on when the rank is killed, and ends by exit. */
+/* Each rank has a child of its own that lives on when the rank is killed (until the others have seen the death), and
+ * ends by exit. */
 static void with_child(int rank, int n)
 {
     struct mk_boot *b = NULL;
@@ -196,7 +198,8 @@ static void with_child(int rank, int n)
             mk_boot_abort(b, MK_ERR_ABORTED, "from a child"); /* not its object: nothing happens */
             if (rank % 2)
                 mk_boot_destroy(b);
-            help_sleep_ms(rank == 1 ? 0 : 1500);
+            if (rank != 1 && !await(&board->go, 1))
+                await(&board->go, 1);
             exit(0); /* runs the destructors: they must not say good-bye for the parent */
         }
         help_sleep_ms(rank == 1 ? 100 : 0);
