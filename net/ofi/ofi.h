@@ -111,10 +111,10 @@ struct mk_ofi_dev {
     struct mk_ofi_ctx *free_ctx;
     struct mk_ofi_ctx *ended_first, *ended_last; /* ends that no queue will report */
     uint32_t in_flight;
-    bool inject; /* the provider copies 8 bytes at post */
-    /* false: shm (libfabric 1.17) never completes a write of no bytes with FI_DELIVERY_COMPLETE and takes no other
-     * after it; without the flag such a write stands in the peer's queue at once, in order. */
-    bool empty_delivery;
+    uint32_t polls;
+    uint64_t nap_ns; /* of the next sleep, where there is nothing to sleep on */
+    bool found;      /* by poll, since the last sleep */
+    bool inject;     /* the provider copies 8 bytes at post */
     /* ofi_shm.c, under its lock */
     struct mk_ofi_dev *next_shm;
     uint32_t name_len;

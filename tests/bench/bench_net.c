@@ -7,19 +7,22 @@
 #include "tests/bench/bench.h"
 #include "tests/bench/net.h"
 #include <getopt.h>
+#include <limits.h>
 #include <math.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #define SIZES_MAX 16
-#define STREAM_BYTES (128u << 20)
-#define STREAM_MAX 30000u
-#define PINGPONGS 4000u
+#define STREAM_BYTES (16u << 20)
+#define STREAM_MAX 4000u
+#define RETRIES 20
+#define PINGPONGS 400u
 #define ROWS_MAX (SIZES_MAX + 2)
 
 enum what { BANDWIDTH, RATE, LATENCY };
@@ -33,6 +36,7 @@ struct options {
     uint32_t size[SIZES_MAX];
     int nsizes;
     int pairs;
+    const char *only; /* NULL: everything */
 };
 
 /* One line of the table: A against B. Ratio B / A of each pair; latency also as a difference. */
@@ -49,6 +53,7 @@ struct run {
     int nrows;
     struct row proxy[3]; /* A: MK_BATCH=1, B: 8 */
     struct mk_proxy_stats stats[2];
+    unsigned runs, disturbed;
 };
 
 static const char help[] =
@@ -60,6 +65,7 @@ static const char help[] =
     "  --provider NAME   libfabric provider (default: as MK_OFI_PROVIDER, auto)\n"
     "  --sizes A,B,..    bytes of the bandwidth rows, with K and M, up to 4M (default 64K,256K,1M,4M)\n"
     "  --pairs N         pairs of each row, odd, up to 101 (default 11)\n"
+    "  --only WHAT       bandwidth, latency, rate or proxy (default: all)\n"
     "  --json FILE       every figure as JSON\n";
 
 int net_swap(const struct net_peer *p, const void *mine, void *theirs, size_t n)
@@ -94,23 +100,55 @@ static uint32_t count_of(enum what what, uint32_t size)
     return n > STREAM_MAX ? STREAM_MAX : n < 2 * NET_WINDOW ? 2 * NET_WINDOW : n;
 }
 
-/* The row's figure from one run; negative: failed. */
-static double figure(const struct net_peer *p, const struct net_impl *i, void *impl, enum what what,
-                     uint32_t size)
+/* Times this process was put off its processor for another one. */
+static long put_off(void)
+{
+    struct rusage u;
+    return getrusage(RUSAGE_SELF, &u) ? 0 : u.ru_nivcsw;
+}
+
+struct outcome {
+    double seconds;
+    long disturbed;
+};
+
+/* One run on both sides. */
+static int run_once(struct run *r, const struct net_impl *i, void *impl, enum what what, uint32_t size,
+                    struct outcome *out)
 {
     const uint32_t n = count_of(what, size);
-    if (net_step(p))
-        return -1;
-    const double s = what == LATENCY ? i->pingpong(impl, size, n) : i->stream(impl, size, n);
-    if (s < 0) {
+    struct outcome mine, theirs;
+    if (net_step(&r->p))
+        return 1;
+    mine.disturbed = -put_off();
+    mine.seconds = what == LATENCY ? i->pingpong(impl, size, n) : i->stream(impl, size, n);
+    mine.disturbed += put_off();
+    if (mine.seconds < 0)
         mk_cli_say("%s: %s at %u bytes failed: %s", i->name, whats[what].name, size, mk_last_error());
-        return -1;
+    if (net_swap(&r->p, &mine, &theirs, sizeof(mine)) || mine.seconds < 0 || theirs.seconds < 0)
+        return 1;
+    out->seconds = r->p.who == 0 ? mine.seconds : theirs.seconds;
+    out->disturbed = mine.disturbed + theirs.disturbed;
+    return 0;
+}
+
+/* The row's figure; negative: failed. A run during which other programs took a processor from us is repeated: of
+ * RETRIES runs the least disturbed one counts. Runs are short for that reason. */
+static double figure(struct run *r, const struct net_impl *i, void *impl, enum what what, uint32_t size)
+{
+    const uint32_t n = count_of(what, size);
+    struct outcome best = {0, LONG_MAX}, o;
+    for (int t = 0; t < RETRIES && best.disturbed; t++) {
+        if (run_once(r, i, impl, what, size, &o))
+            return -1;
+        if (o.disturbed < best.disturbed)
+            best = o;
     }
-    if (p->who == 1)
-        return 0;
+    r->runs++;
+    r->disturbed += best.disturbed != 0;
     if (what == LATENCY)
-        return s / n / 2 * 1e6;
-    return what == RATE ? n / s * 1e-3 : (double)size * n / s * 1e-6;
+        return best.seconds / n / 2 * 1e6;
+    return what == RATE ? n / best.seconds * 1e-3 : (double)size * n / best.seconds * 1e-6;
 }
 
 /* Pairs of A and B, first one then the other begins; one pair before that does not count. */
@@ -120,7 +158,7 @@ static int measure(struct run *r, struct row *row, const struct net_impl *const 
         double v[2];
         for (int k = 0; k < 2; k++) {
             const int which = (pair & 1) ^ k;
-            v[which] = figure(&r->p, impl[which], with[which], row->what, row->size);
+            v[which] = figure(r, impl[which], with[which], row->what, row->size);
             if (v[which] < 0)
                 return 1;
         }
@@ -134,15 +172,22 @@ static int measure(struct run *r, struct row *row, const struct net_impl *const 
     return 0;
 }
 
+static bool wanted(const struct run *r, const char *what)
+{
+    return !r->o->only || !strcmp(r->o->only, what);
+}
+
 static int against_raw(struct run *r)
 {
     static const struct net_impl *const impl[2] = {&net_raw, &net_engine};
     void *with[2] = {NULL, NULL};
     int bad = net_raw.open(&r->p, &with[0]) || net_engine.open(&r->p, &with[1]);
-    for (int i = 0; i < r->o->nsizes; i++)
+    for (int i = 0; wanted(r, "bandwidth") && i < r->o->nsizes; i++)
         r->row[r->nrows++] = (struct row){.what = BANDWIDTH, .size = r->o->size[i]};
-    r->row[r->nrows++] = (struct row){.what = LATENCY, .size = 8};
-    r->row[r->nrows++] = (struct row){.what = RATE, .size = 8};
+    if (wanted(r, "latency"))
+        r->row[r->nrows++] = (struct row){.what = LATENCY, .size = 8};
+    if (wanted(r, "rate"))
+        r->row[r->nrows++] = (struct row){.what = RATE, .size = 8};
     for (int i = 0; !bad && i < r->nrows; i++)
         bad = measure(r, &r->row[i], impl, with);
     if (!bad)
@@ -222,6 +267,10 @@ static int print_tables(const struct run *r)
         table_row(t, &r->row[i], true);
     int ret = mk_table_print(t, stdout);
     mk_table_free(t);
+    printf("%u runs, %u of them disturbed by other programs each time they were repeated\n", r->runs,
+           r->disturbed);
+    if (!wanted(r, "proxy"))
+        return ret;
     t = mk_table_new("what|>size|unit|>batch 1|>min..max|>batch 8|>min..max|>ratio|>min..max|>difference||");
     printf("\nthrough ring and proxy thread, batches of 8 against 1\n");
     for (int i = 0; i < 3; i++)
@@ -271,17 +320,20 @@ static int write_json(const struct run *r)
     mk_json_int(&j, "pairs", r->o->pairs);
     mk_json_int(&j, "window", NET_WINDOW);
     mk_json_int(&j, "batch", r->p.s.batch);
+    mk_json_int(&j, "runs", r->runs);
+    mk_json_int(&j, "disturbed", r->disturbed);
     bench_json_machine(&j);
     mk_json_array(&j, "rows");
     for (int i = 0; i < r->nrows; i++)
         json_row(&j, &r->row[i], "raw", "engine", true);
     mk_json_end(&j);
+    const int nproxy = wanted(r, "proxy") ? 3 : 0;
     mk_json_array(&j, "proxy");
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < nproxy; i++)
         json_row(&j, &r->proxy[i], "batch1", "batch8", false);
     mk_json_end(&j);
     mk_json_array(&j, "proxy_stats");
-    for (int k = 0; k < 2; k++) {
+    for (int k = 0; nproxy && k < 2; k++) {
         const struct mk_proxy_stats *s = &r->stats[k];
         mk_json_object_flat(&j, NULL);
         mk_json_int(&j, "batch", k ? 8 : 1);
@@ -322,9 +374,13 @@ static int parse_sizes(struct options *o, char *text)
 static int parse(struct options *o, int argc, char **argv)
 {
     static const struct option longs[] = {
-        {"provider", required_argument, NULL, 'p'}, {"json", required_argument, NULL, 'j'},
-        {"sizes", required_argument, NULL, 's'},    {"pairs", required_argument, NULL, 'n'},
-        {"help", no_argument, NULL, 'h'},           {NULL, 0, NULL, 0},
+        {"provider", required_argument, NULL, 'p'},
+        {"json", required_argument, NULL, 'j'},
+        {"sizes", required_argument, NULL, 's'},
+        {"pairs", required_argument, NULL, 'n'},
+        {"only", required_argument, NULL, 'o'},
+        {"help", no_argument, NULL, 'h'},
+        {NULL, 0, NULL, 0},
     };
     long long v;
     int c;
@@ -340,6 +396,11 @@ static int parse(struct options *o, int argc, char **argv)
             return mk_cli_usage("--pairs: an odd number up to %d", BENCH_SAMPLES);
         else if (c == 'n')
             o->pairs = (int)v;
+        else if (c == 'o' && strcmp(optarg, "bandwidth") && strcmp(optarg, "latency") &&
+                 strcmp(optarg, "rate") && strcmp(optarg, "proxy"))
+            return mk_cli_usage("--only: bandwidth, latency, rate or proxy");
+        else if (c == 'o')
+            o->only = optarg;
         else if (c == 'h')
             return mk_cli_print(help) ? MK_EXIT_FAILED : -1;
         else if (c == ':' || c == '?')
@@ -355,7 +416,7 @@ static int both(struct run *r)
         return 1;
     memset(r->p.mem.addr, 0x5a, r->p.mem.size);
     if (!bad)
-        bad = against_raw(r) || through_proxy(r);
+        bad = against_raw(r) || (wanted(r, "proxy") && through_proxy(r));
     mk_shm_release(&r->p.mem);
     return bad;
 }

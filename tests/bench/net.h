@@ -15,12 +15,14 @@
 
 #define NET_WINDOW 16u
 #define NET_MAX (4u << 20)
+#define NET_FLAGS 1024u /* bytes of flags of one engine */
 
 struct net_peer {
     int who;
     int fd; /* stream socket to the other process */
     struct mk_settings s;
-    struct mk_shm mem; /* NET_WINDOW * NET_MAX of payload, then a page of flags */
+    struct mk_shm mem; /* NET_WINDOW * NET_MAX of payload, then NET_FLAGS for each engine, up to 4 */
+    unsigned engines;  /* opened so far */
 };
 
 struct net_impl {

@@ -8,9 +8,11 @@
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-#define FLAGS_OFF ((uint64_t)NET_WINDOW * NET_MAX)
-#define SHADOW_OFF (FLAGS_OFF + 8 * NOTES)
+#define LAPS                                                                                                 \
+    15u /* through the ring, LAPS * NET_WINDOW writes are under way, as with the blocks of a kernel */
+#define YIELDS 50u
 #define NOTES (NET_WINDOW + 1) /* a flag a slot, and one for "all seen" */
 
 struct eng {
@@ -22,12 +24,14 @@ struct eng {
     struct mk_rmem *rmem;
     struct mk_notes *notes;
     uint32_t step[NOTES];
+    uint64_t flags_off;   /* in the memory: each engine has flags of its own */
     uint64_t *flags;      /* of this side, set by the peer */
     uint64_t used[NOTES]; /* uses of the peer's flags */
     uint64_t seen[NOTES]; /* uses of ours, waited for */
     uint32_t done;        /* puts done since the pattern began */
     int status;
     /* proxy */
+    struct mk_bell bell; /* flags or done words changed */
     uint16_t id;
     uint64_t done_words[NOTES];
     struct mk_link *links[2];
@@ -59,9 +63,10 @@ static int wire(struct eng *g)
     memset(&mine, 0, sizeof(mine));
     for (uint32_t i = 0; i < NOTES; i++)
         g->step[i] = 1;
-    g->flags = (uint64_t *)(void *)((uint8_t *)g->p->mem.addr + FLAGS_OFF);
+    g->flags_off = (uint64_t)NET_WINDOW * NET_MAX + NET_FLAGS * g->p->engines++;
+    g->flags = (uint64_t *)(void *)((uint8_t *)g->p->mem.addr + g->flags_off);
     memset(g->flags, 0, 16 * NOTES);
-    const struct mk_notes_desc d = {g->flags, g->flags + NOTES, g->step, NOTES, NULL};
+    const struct mk_notes_desc d = {g->flags, g->flags + NOTES, g->step, NOTES, g->proxy ? &g->bell : NULL};
     int ret = mk_engine_reg(g->e, g->p->mem.addr, g->p->mem.size, &g->p->mem, &g->mr);
     if (!ret)
         ret = mk_notes_open(g->e, &d, &mine.base, &g->notes);
@@ -80,8 +85,8 @@ static int wire(struct eng *g)
     n.base = theirs.base;
     n.n = NOTES;
     n.mem = g->rmem;
-    n.flags_off = FLAGS_OFF;
-    n.shadow_off = SHADOW_OFF;
+    n.flags_off = g->flags_off;
+    n.shadow_off = g->flags_off + 8 * NOTES;
     return ret ? ret : mk_link_set_notes(g->l, &n);
 }
 
@@ -105,6 +110,7 @@ static int attach(struct eng *g)
     g->comm.rwindows = g->rwindows;
     g->comm.done = g->done_words;
     g->comm.ndone = NOTES;
+    g->comm.bell = &g->bell;
     g->comm.on_error = on_error;
     g->comm.ctx = g;
     return mk_proxy_attach(g->proxy, &g->comm, &g->id);
@@ -290,13 +296,22 @@ static int command(struct eng *g, uint32_t note, uint32_t slot, uint32_t size)
     return 0;
 }
 
-static int wait_word(struct eng *g, const uint64_t *word, uint64_t value)
+/* Waits for a word to grow. stream: naps, so that the processors are left to the proxies; else as the CPU executor:
+ * some yields, then asleep until the bell. */
+static int wait_word(struct eng *g, const uint64_t *word, uint64_t value, bool stream)
 {
+    const struct timespec nap = {0, 20000};
     const uint64_t end = mk_time_ns() + NET_LIMIT_NS;
-    while (mk_poll_sys(word) < value) {
+    for (uint32_t i = 0; mk_poll_sys(word) < value; i++) {
+        const uint32_t seq = mk_bell_seq(&g->bell);
         if (__atomic_load_n(&g->status, __ATOMIC_ACQUIRE) || mk_time_ns() > end)
             return 1;
-        sched_yield(); /* the proxy thread may need this processor */
+        if (stream)
+            nanosleep(&nap, NULL);
+        else if (i < YIELDS)
+            sched_yield();
+        else if (mk_poll_sys(word) < value)
+            mk_bell_wait(&g->bell, seq, 1000000);
     }
     return 0;
 }
@@ -305,7 +320,7 @@ static int wait_word(struct eng *g, const uint64_t *word, uint64_t value)
 static int settle(struct eng *g)
 {
     for (uint32_t note = 0; note < NOTES; note++)
-        if (wait_word(g, &g->done_words[note], g->used[note]))
+        if (wait_word(g, &g->done_words[note], g->used[note], false))
             return 1;
     return 0;
 }
@@ -316,7 +331,7 @@ static double proxy_stream(void *impl, uint32_t size, uint32_t count)
     if (g->p->who == 1) {
         for (uint32_t slot = 0; slot < NET_WINDOW; slot++) {
             g->seen[slot] += count / NET_WINDOW + (slot < count % NET_WINDOW);
-            if (wait_word(g, &g->flags[slot], g->seen[slot]))
+            if (wait_word(g, &g->flags[slot], g->seen[slot], true))
                 return -1;
         }
         return command(g, NET_WINDOW, 0, 8) || settle(g) ? -1 : 0;
@@ -324,11 +339,11 @@ static double proxy_stream(void *impl, uint32_t size, uint32_t count)
     const uint64_t begin = mk_time_ns();
     for (uint32_t i = 0; i < count; i++) {
         const uint32_t slot = i % NET_WINDOW;
-        /* the source slot is free when its last use is done */
-        if (wait_word(g, &g->done_words[slot], g->used[slot]) || command(g, slot, slot, size))
+        if ((g->used[slot] >= LAPS && wait_word(g, &g->done_words[slot], g->used[slot] + 1 - LAPS, true)) ||
+            command(g, slot, slot, size))
             return -1;
     }
-    if (wait_word(g, &g->flags[NET_WINDOW], ++g->seen[NET_WINDOW]))
+    if (wait_word(g, &g->flags[NET_WINDOW], ++g->seen[NET_WINDOW], true))
         return -1;
     return (double)(mk_time_ns() - begin) * 1e-9;
 }
@@ -342,7 +357,7 @@ static double proxy_pingpong(void *impl, uint32_t size, uint32_t count)
         const bool first = g->p->who == 0;
         if (first && command(g, slot, slot, size))
             return -1;
-        if (wait_word(g, &g->flags[slot], ++g->seen[slot]))
+        if (wait_word(g, &g->flags[slot], ++g->seen[slot], false))
             return -1;
         if (!first && command(g, slot, slot, size))
             return -1;
