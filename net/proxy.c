@@ -6,7 +6,7 @@
  *   gather   while some stage is not full and commands come quickly, look again for at most 2 us
  *   put      hand each stage to its link in one batch
  *   progress completions become done words, flags, bells
- *   idle     some polls, then sleeps that grow to 1 ms; a kick, an arrival or a lock ends one early
+ *   idle     some polls and yields, then sleeps that grow to 1 ms; a kick, an arrival or a lock ends one early
  *
  * Threads: everything but the ring, `asleep` and `stop` is touched under `mutex`, which the thread gives back once a
  * round and keeps while it sleeps (mk_proxy_lock wakes it). done words: written here with release, only upwards;
@@ -20,8 +20,10 @@
 #include <string.h>
 #include <sys/prctl.h>
 
-#define IDLE_POLLS                                                                                           \
-    40u /* some microseconds; no yields: where others compute, one costs their whole time slice */
+#define IDLE_POLLS 40u  /* some microseconds, then */
+#define IDLE_YIELDS 40u /* as many yields, if they are cheap, then sleep */
+#define YIELD_DEAR_NS 100000u
+#define YIELD_PAUSE 256u /* idle times without yields after a dear one */
 #define SLEEP_MIN_NS 20000u
 #define SLEEP_MAX_NS 1000000u     /* some networks cannot wake us when something arrives */
 #define SLEEP_NOLINK_NS 50000000u /* nothing can arrive: a kick or a lock wakes us */
@@ -51,11 +53,26 @@ static void engine_failed(struct mk_proxy *p, int code)
                 mk_proxy_link_failed(&c->stage[node], code);
 }
 
+/* Lets the others run, and notes what it cost: where they compute, it is their whole time slice, and a thread that
+ * sleeps gets the processor back sooner than one that yields. */
+static void yield(struct mk_proxy *p)
+{
+    const uint64_t begin = mk_time_ns();
+    sched_yield();
+    if (mk_time_ns() - begin > YIELD_DEAR_NS)
+        p->no_yields = YIELD_PAUSE;
+}
+
 static void go_idle(struct mk_proxy *p)
 {
     struct mk_cmd peek;
     if (++p->idle < IDLE_POLLS)
         return;
+    if (p->idle < IDLE_POLLS + IDLE_YIELDS && !p->no_yields) {
+        yield(p);
+        return;
+    }
+    p->no_yields -= p->no_yields > 0 && p->idle == IDLE_POLLS;
     /* The exchange orders the look at the ring after it: a producer that kicks before it has published for us to
      * see, one that kicks after it finds `asleep` and wakes us. */
     __atomic_exchange_n(&p->asleep, 1, __ATOMIC_ACQ_REL);

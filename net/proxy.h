@@ -62,7 +62,7 @@ struct mk_proxy {
     uint32_t next_id, ids;
     bool stranger_said, engine_failed;
     uint64_t sleep_ns;
-    uint32_t idle;
+    uint32_t idle, no_yields;
     struct mk_proxy_stats stats;
 };
 
