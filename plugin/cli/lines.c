@@ -16,12 +16,16 @@ enum {
     PIECE = 8 << 10,      /* short lines of one stream share a piece of this size */
 };
 
+static const char erase[] = "\r\033[K";
+
 struct pipe_end {
     int fd; /* -1: closed */
     int rank, stream;
     char *text; /* the line so far */
     size_t len, room;
     bool was_cut; /* the beginning of this line went out already */
+    bool terminal;
+    bool progress; /* terminal: text is what followed a carriage return */
 };
 
 /* A piece of the queue: a line, or several of one stream. */
@@ -38,6 +42,7 @@ struct mk_lines {
     struct pipe_end *pipes;
     struct piece *first, *last;
     size_t queued;
+    bool progress_shown; /* the cursor stands behind text that the next line must erase */
     int error[3];
     int polled_out; /* stream whose readiness was asked for, 0: none */
 };
@@ -58,14 +63,14 @@ int mk_lines_open(int ranks, bool prefix, struct mk_lines **out)
     return 0;
 }
 
-void mk_lines_add(struct mk_lines *l, int rank, int stream, int fd)
+void mk_lines_add(struct mk_lines *l, int rank, int stream, int fd, bool terminal)
 {
     if (l->npipes == l->room) {
         close(fd);
         return;
     }
     fcntl(fd, F_SETFL, O_NONBLOCK); /* the reading end; the rank's writing end is another file description */
-    l->pipes[l->npipes++] = (struct pipe_end){.fd = fd, .rank = rank, .stream = stream};
+    l->pipes[l->npipes++] = (struct pipe_end){.fd = fd, .rank = rank, .stream = stream, .terminal = terminal};
 }
 
 int mk_lines_poll_max(const struct mk_lines *l)
@@ -106,11 +111,26 @@ static char *queue_room(struct mk_lines *l, int stream, size_t len)
     return q->text + q->len - len;
 }
 
+static void queue_bytes(struct mk_lines *l, int stream, const char *text, size_t len)
+{
+    char *to = l->error[stream] ? NULL : queue_room(l, stream, len);
+    if (to)
+        memcpy(to, text, len);
+}
+
+static void erase_progress(struct mk_lines *l)
+{
+    if (l->progress_shown)
+        queue_bytes(l, 2, erase, sizeof(erase) - 1);
+    l->progress_shown = false;
+}
+
 static void queue_line(struct mk_lines *l, const struct pipe_end *e, const char *text, size_t len)
 {
     char head[24] = "";
     if (l->error[e->stream])
         return;
+    erase_progress(l);
     if (l->prefix)
         snprintf(head, sizeof(head), "[%d] ", e->rank);
     const size_t nhead = strlen(head);
@@ -126,18 +146,17 @@ static void queue_line(struct mk_lines *l, const struct pipe_end *e, const char 
 
 void mk_lines_say(struct mk_lines *l, const char *text)
 {
-    const size_t len = strlen(text);
-    char *to = l->error[2] ? NULL : queue_room(l, 2, len + 1);
-    if (!to)
-        return;
-    memcpy(to, text, len);
-    to[len] = '\n';
+    erase_progress(l);
+    queue_bytes(l, 2, text, strlen(text));
+    queue_bytes(l, 2, "\n", 1);
 }
 
 static void close_pipe(struct mk_lines *l, struct pipe_end *e)
 {
-    if (e->len)
+    if (e->len && !e->progress)
         queue_line(l, e, e->text, e->len);
+    if (e->progress)
+        erase_progress(l);
     close(e->fd);
     free(e->text);
     e->fd = -1;
@@ -188,11 +207,64 @@ static void cut(struct mk_lines *l, struct pipe_end *e, const char *text, size_t
     }
 }
 
+/* The text after a carriage return, without the erasing with which it may begin. */
+static size_t erasing(const struct pipe_end *e)
+{
+    return e->len >= 3 && !memcmp(e->text, erase + 1, 3) ? 3 : 0;
+}
+
+static void show_progress(struct mk_lines *l, const struct pipe_end *e)
+{
+    const size_t skip = erasing(e);
+    char head[24];
+    erase_progress(l);
+    if (e->len == skip)
+        return;
+    snprintf(head, sizeof(head), "[%d] ", e->rank);
+    queue_bytes(l, 2, head, l->prefix ? strlen(head) : 0);
+    queue_bytes(l, 2, e->text + skip, e->len - skip);
+    l->progress_shown = true;
+}
+
+/* The same as cut for a rank that writes to a terminal: a carriage return begins the line anew, a newline makes a
+ * line of what was progress. */
+static void cut_terminal(struct mk_lines *l, struct pipe_end *e, const char *text, size_t len)
+{
+    while (len) {
+        if (e->progress && !e->len && len >= 3 && !memcmp(text, erase + 1, 3)) {
+            text += 3;
+            len -= 3;
+        }
+        const char *cr = memchr(text, '\r', len);
+        const size_t part = cr ? (size_t)(cr - text) : len;
+        if (e->progress && memchr(text, '\n', part)) {
+            const size_t skip = erasing(e);
+            memmove(e->text, e->text + skip, e->len - skip);
+            e->len -= skip;
+            e->progress = false;
+        }
+        if (e->progress)
+            keep(l, e, text, part);
+        else
+            cut(l, e, text, part);
+        if (cr) {
+            e->len = 0;
+            e->progress = true;
+        }
+        text += part + (cr != NULL);
+        len -= part + (cr != NULL);
+    }
+    if (e->progress)
+        show_progress(l, e);
+}
+
 static void read_pipe(struct mk_lines *l, struct pipe_end *e)
 {
     char text[READ_SIZE];
     const ssize_t n = read(e->fd, text, sizeof(text));
-    if (n > 0)
+    if (n > 0 && e->terminal)
+        cut_terminal(l, e, text, (size_t)n);
+    else if (n > 0)
         cut(l, e, text, (size_t)n);
     else if (n == 0 || (errno != EAGAIN && errno != EINTR))
         close_pipe(l, e);

@@ -5,7 +5,8 @@
  * Each rank has two pipes (stdout, stderr). A pipe's bytes are cut into lines; a line goes out with its
  * prefix as soon as it is complete, a last line without newline gets one. Nothing is lost or reordered within
  * a stream. All lines pass one queue, so a line is never broken by another one, also when both streams are
- * the same terminal. Nothing here blocks: a slow reader fills the queue, then the pipes are not read, then
+ * the same terminal. When mkrun's stderr is a terminal, that of rank 0 is one too: what it writes after a
+ * carriage return (progress) is shown at once and erased by whatever comes next. Nothing here blocks: a slow reader fills the queue, then the pipes are not read, then
  * the ranks wait. */
 #pragma once
 #include <poll.h>
@@ -17,8 +18,8 @@ enum { MK_LINE_MAX = 4 << 20 }; /* a longer line is cut here */
 struct mk_lines;
 /* prefix: show "[rank] ". */
 int mk_lines_open(int ranks, bool prefix, struct mk_lines **out);
-/* A pipe end to read from: stream 1 or 2 of a rank. Takes over the descriptor. */
-void mk_lines_add(struct mk_lines *l, int rank, int stream, int fd);
+/* A pipe end to read from: stream 1 or 2 of a rank. Takes over the descriptor. terminal: the rank sees one. */
+void mk_lines_add(struct mk_lines *l, int rank, int stream, int fd, bool terminal);
 /* A line of mkrun itself on stream 2, in the same queue. */
 void mk_lines_say(struct mk_lines *l, const char *text);
 /* Fills at most mk_lines_poll_max descriptors; returns how many. */

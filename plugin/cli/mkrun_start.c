@@ -13,6 +13,7 @@
 #include <sys/prctl.h>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <termios.h>
 #include <unistd.h>
 
 static uint64_t random_word(void)
@@ -143,6 +144,26 @@ static int make_pipe(int p[2])
     return errno;
 }
 
+/* A pair of terminal ends in place of a pipe: the rank may show its progress, as it would without mkrun. */
+static int make_terminal(int p[2])
+{
+    struct termios t;
+    p[0] = posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC);
+    if (p[0] < 0)
+        return make_pipe(p);
+    const char *name = grantpt(p[0]) || unlockpt(p[0]) ? NULL : ptsname(p[0]);
+    p[1] = name ? open(name, O_RDWR | O_NOCTTY | O_CLOEXEC) : -1;
+    if (p[1] < 0 || tcgetattr(p[1], &t)) {
+        close(p[0]);
+        if (p[1] >= 0)
+            close(p[1]);
+        return make_pipe(p);
+    }
+    cfmakeraw(&t); /* bytes pass unchanged */
+    tcsetattr(p[1], TCSANOW, &t);
+    return 0;
+}
+
 static void close_fd(int fd)
 {
     if (fd >= 0)
@@ -155,8 +176,9 @@ static int start_rank(struct mkrun *r, int rank)
     int e = make_pipe(failure);
     if (!e && r->nranks > 1)
         e = make_pipe(out);
+    const bool terminal = !rank && isatty(STDERR_FILENO);
     if (!e && r->nranks > 1)
-        e = make_pipe(err);
+        e = terminal ? make_terminal(err) : make_pipe(err);
     const pid_t parent = getpid();
     const pid_t pid = e ? -1 : fork();
     if (!pid) {
@@ -179,9 +201,9 @@ static int start_rank(struct mkrun *r, int rank)
     r->ranks[rank] = (struct mkrun_rank){.pid = pid, .running = true};
     r->running++;
     if (out[0] >= 0)
-        mk_lines_add(r->lines, rank, 1, out[0]);
+        mk_lines_add(r->lines, rank, 1, out[0], false);
     if (err[0] >= 0)
-        mk_lines_add(r->lines, rank, 2, err[0]);
+        mk_lines_add(r->lines, rank, 2, err[0], terminal);
     e = wait_for_exec(failure[0]);
     if (!e)
         return 0;

@@ -224,6 +224,38 @@ test_streams() {
     [ "$(wc -l <out)" = 2 ] || fail "not cut once"
 }
 
+# On a terminal rank 0 has one too: its progress is shown at once and erased by the next line, whoever writes it.
+test_terminal() {
+    command -v script >/dev/null || { echo "skip: cli.mkrun.terminal: no script(1)"; exit 77; }
+    cat >program <<'END'
+[ -t 2 ] && echo "terminal $MK_RANK"
+[ -t 1 ] && echo "wrong: stdout of $MK_RANK"
+if [ $MK_RANK = 1 ]; then
+    while [ ! -e shown ]; do sleep 0.05; done
+    echo from one; touch told
+else
+    printf '\r\033[Kstep 1' >&2; sleep 0.3; touch shown
+    while [ ! -e told ]; do sleep 0.05; done
+    printf '\r\033[Kstep 2' >&2; sleep 0.3
+    printf '\r\033[K' >&2
+    printf '\r\033[Kthe end\nplain\nno newline' >&2
+fi
+END
+    timeout 30 script -qec "$bin/mkrun --nodes 2 -- sh program" /dev/null >out 2>err </dev/null
+    rc=$?
+    want_rc 0
+    esc=$(printf '\033')
+    tr -d '\r' <out | sed "s/$esc\[K/<erase>/g" >seen
+    cp seen out
+    [ "$(cat out)" = "[0] terminal 0
+[0] step 1<erase>[1] from one
+[0] step 2<erase>[0] the end
+[0] plain
+[0] no newline" ] || fail "not what a terminal should see"
+    run --nodes 2 -- sh -c '[ -t 2 ] && echo terminal'
+    want_not_in out terminal
+}
+
 test_reader_leaves() {
     rc=-1
     timeout 30 "$bin/mkrun" --nodes 2 -- sh -c 'while echo y; do :; done' 2>err </dev/null | head -1 >out
