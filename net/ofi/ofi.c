@@ -27,10 +27,10 @@
 #include <unistd.h>
 
 #define RX_ENTRIES 8192u
-/* How long wait sleeps where the provider has nothing to sleep on: from the first to the second, doubling, until poll
- * finds something. */
-#define NAP_MIN_NS 50000u
-#define NAP_MAX_NS 200000u
+/* How long wait sleeps where the provider has nothing to sleep on: the second after some in a row without a find. */
+#define NAP_NS 50000u
+#define NAP_LONG_NS 200000u
+#define NAPS_SHORT 20u
 
 static int fail(const struct mk_ofi_dev *d, const char *what, ssize_t err)
 {
@@ -383,8 +383,9 @@ static void ofi_wait(struct mk_dev *dev, uint64_t ns)
     if (d->nsleep && fi_trywait(d->fabric, d->sleep_fid, d->nsleep))
         return;
     if (!d->nsleep) {
-        d->nap_ns = d->found || !d->nap_ns ? NAP_MIN_NS : d->nap_ns < NAP_MAX_NS ? 2 * d->nap_ns : NAP_MAX_NS;
-        ns = d->nap_ns < ns ? d->nap_ns : ns;
+        d->naps = d->found ? 0 : d->naps + 1;
+        const uint64_t nap = d->naps < NAPS_SHORT ? NAP_NS : NAP_LONG_NS;
+        ns = nap < ns ? nap : ns;
         d->found = false;
     }
     const struct timespec t = {(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};

@@ -112,9 +112,9 @@ struct mk_ofi_dev {
     struct mk_ofi_ctx *ended_first, *ended_last; /* ends that no queue will report */
     uint32_t in_flight;
     uint32_t polls;
-    uint64_t nap_ns; /* of the next sleep, where there is nothing to sleep on */
-    bool found;      /* by poll, since the last sleep */
-    bool inject;     /* the provider copies 8 bytes at post */
+    uint32_t naps; /* without a find, where there is nothing to sleep on */
+    bool found;    /* by poll, since the last sleep */
+    bool inject;   /* the provider copies 8 bytes at post */
     /* ofi_shm.c, under its lock */
     struct mk_ofi_dev *next_shm;
     uint32_t name_len;

@@ -96,6 +96,24 @@ static void *word_desc(const struct mk_ofi_dev *d, const struct mk_ofi_ctx *x)
 
 /* ---- post ---- */
 
+/* The codes that mean: the other process or its host is gone. */
+static bool peer_gone(int err)
+{
+    switch (err) {
+    case ECONNRESET:
+    case ECONNREFUSED:
+    case ECONNABORTED:
+    case ENOTCONN:
+    case EPIPE:
+    case ESHUTDOWN:
+    case EHOSTUNREACH:
+    case EHOSTDOWN:
+        return true;
+    default:
+        return false;
+    }
+}
+
 static const char *bad_range(const struct mk_ofi_conn *c, const struct mk_wr *w)
 {
     const struct mk_rmem *r = w->rmem;
@@ -184,8 +202,8 @@ static int post_one(struct mk_ofi_conn *c, const struct mk_wr *w, bool more)
         ctx_give(d, x);
     if (ret == -FI_EAGAIN)
         return 0;
-    return mk_fail(MK_ERR_NET, "NET", "ofi: %s: posting a write: %s", d->base.caps.provider,
-                   d->lib->strerror((int)-ret));
+    return mk_fail(peer_gone((int)-ret) ? MK_ERR_PEER : MK_ERR_NET, "NET", "ofi: %s: posting a write: %s",
+                   d->base.caps.provider, d->lib->strerror((int)-ret));
 }
 
 int mk_ofi_post(struct mk_conn *conn, const struct mk_wr *wrs, int n)
@@ -231,24 +249,6 @@ static int poll_ended(struct mk_ofi_dev *d, struct mk_wc *wcs, int max)
         n += report(d, x, x->status, x->cause, &wcs[n]);
     }
     return n;
-}
-
-/* The codes that mean: the other process or its host is gone. */
-static bool peer_gone(int err)
-{
-    switch (err) {
-    case ECONNRESET:
-    case ECONNREFUSED:
-    case ECONNABORTED:
-    case ENOTCONN:
-    case EPIPE:
-    case ESHUTDOWN:
-    case EHOSTUNREACH:
-    case EHOSTDOWN:
-        return true;
-    default:
-        return false;
-    }
 }
 
 /* Takes the error at the head of a queue; 1: written to wc. */
