@@ -201,6 +201,7 @@ static void hello(struct mk_boot_core *c, struct mk_boot_peer *p, const struct m
                "it belongs to another job (another MK_JOB, or another unique id)");
         return;
     }
+    c->hellos++;
     if (!h->nranks || h->nranks > MK_BOOT_MAX_RANKS || h->rank >= h->nranks) {
         snprintf(text, sizeof(text), "rank %u of %u is out of range", h->rank, h->nranks);
         refuse(c, p, MK_BOOT_REFUSE, MK_ERR_INVALID, text);
@@ -353,6 +354,11 @@ void mk_boot_core_sweep(struct mk_boot_core *c, void (*close_fd)(int fd))
         peer_free(p);
     }
     c->tail = at;
+}
+
+uint32_t mk_boot_core_hellos(const struct mk_boot_core *c)
+{
+    return c->hellos;
 }
 
 bool mk_boot_core_idle(const struct mk_boot_core *c)

@@ -83,5 +83,7 @@ bool mk_boot_core_idle(const struct mk_boot_core *c);
 void mk_boot_core_farewell(struct mk_boot_core *c);
 /* 1: all ranks have met. */
 bool mk_boot_core_met(const struct mk_boot_core *c);
+/* How many processes have said hello to this job, those that were refused included. */
+uint32_t mk_boot_core_hellos(const struct mk_boot_core *c);
 /* The event of the job; code 0: none. */
 const struct mk_boot_verdict *mk_boot_core_event(const struct mk_boot_core *c);

@@ -97,7 +97,7 @@ void mk_boot_job_event(struct mk_boot_core *c, int code, int rank, const char *t
     verdict_to_all(c, MK_BOOT_EVENT, 0, code, rank, text);
 }
 
-/* "2, 5, 6 and 4 others" */
+/* "rank 2, rank 5 and 4 others" */
 static void list_missing(const struct mk_boot_core *c, char *out, size_t size)
 {
     uint32_t missing = 0, shown = 0;
@@ -106,7 +106,7 @@ static void list_missing(const struct mk_boot_core *c, char *out, size_t size)
         missing += !c->members[r].peer;
     for (uint32_t r = 0; r < c->nranks && shown < 12; r++)
         if (!c->members[r].peer)
-            n += (size_t)snprintf(out + n, size - n, "%s%u", shown++ ? ", " : "", r);
+            n += (size_t)snprintf(out + n, size - n, "%srank %u", shown++ ? ", " : "", r);
     if (shown < missing)
         snprintf(out + n, size - n, " and %u others", missing - shown);
 }

@@ -19,6 +19,7 @@ struct mk_boot_core {
     uint32_t nranks; /* 0: not known yet */
     struct mk_boot_member *members;
     uint32_t connected; /* members with a peer */
+    uint32_t hellos;    /* of this job, those refused included */
     bool met;           /* all have been here */
     bool gone;          /* at least one has left or died since */
     int root_rank;      /* lowest rank in the service's process, -1: none */

@@ -239,7 +239,12 @@ static int join_root(const struct mk_settings *s, struct mk_boot *b, struct mk_b
         return ret;
     }
     mk_boot_reachable(&at.addr[0]);
-    return join(b, NULL, NULL, &at, deadline, out);
+    const uint64_t key = b->key;
+    const uint32_t nranks = (uint32_t)b->nranks;
+    ret = join(b, NULL, NULL, &at, deadline, out);
+    if (ret == MK_ERR_MISMATCH)
+        mk_boot_root_hear(key, nranks, deadline);
+    return ret;
 }
 
 int mk_boot_init_root(const struct mk_settings *s, int nranks, int rank, struct mk_boot **out)

@@ -19,6 +19,7 @@ enum { READ_SIZE = 65536, READS_A_ROUND = 8, ACCEPTS_A_ROUND = 64 };
 struct mk_boot_root {
     struct mk_boot_root *next; /* list, stop, evict, farewell: under the live lock */
     bool stop, evict, farewell;
+    uint32_t heard; /* hellos so far; under the live lock */
     pid_t pid;
     uint64_t key;
     uint16_t port;
@@ -235,6 +236,7 @@ static void *serve(void *arg)
         flush_all(r);
         mk_boot_core_sweep(r->core, mk_boot_fd_close);
         mk_boot_live_lock();
+        r->heard = mk_boot_core_hellos(r->core);
         const bool stop = r->stop, evict = r->evict, farewell = r->farewell;
         mk_boot_live_unlock();
         if (farewell)
@@ -310,6 +312,24 @@ void mk_boot_root_stop(uint64_t key)
         }
     }
     mk_boot_live_unlock();
+}
+
+static bool still_silent(uint64_t key, uint32_t n)
+{
+    bool silent = false;
+    mk_boot_live_lock();
+    for (const struct mk_boot_root *r = roots; r; r = r->next)
+        silent = silent || (r->key == key && r->pid == getpid() && r->heard < n);
+    mk_boot_live_unlock();
+    return silent;
+}
+
+void mk_boot_root_hear(uint64_t key, uint32_t n, uint64_t deadline)
+{
+    const struct timespec pause = {.tv_nsec = 2000000};
+    while (still_silent(key, n) && mk_time_ns() < deadline)
+        nanosleep(&pause, NULL);
+    nanosleep(&pause, NULL); /* the last answer goes out in the round that counted its hello */
 }
 
 static bool farewell_pending(bool ask)

@@ -197,15 +197,15 @@ static void never_comes(void **state)
         help_job_init(&j, (enum help_way)way, 6, 1);
         j.rank[2].skip = j.rank[4].skip = true;
         help_job_run(&j);
-        all_return(&j, MK_ERR_TIMEOUT, "missing: 2, 4");
+        all_return(&j, MK_ERR_TIMEOUT, "missing: rank 2, rank 4");
     }
     /* somebody who comes then hears why; at an address that this process can have again */
     help_job_init(&j, BY_ROOT, 3, 1);
     j.rank[2].skip = true;
     help_job_run(&j);
-    all_return(&j, MK_ERR_TIMEOUT, "missing: 2");
+    all_return(&j, MK_ERR_TIMEOUT, "missing: rank 2");
     assert_int_equal(mk_boot_init_root(&j.rank[2].s, 3, 2, &j.rank[2].b), MK_ERR_TIMEOUT);
-    assert_non_null(strstr(mk_last_error(), "missing: 2"));
+    assert_non_null(strstr(mk_last_error(), "missing: rank 2"));
     j.rank[2].skip = false;
     for (int r = 0; r < 3; r++)
         j.rank[r].s.timeout = 10;

@@ -255,7 +255,7 @@ static void other_job(void **state)
     assert_int_equal(j.rank[1].ret, MK_ERR_MISMATCH);
     assert_non_null(strstr(j.rank[1].error, "another job"));
     assert_int_equal(j.rank[0].ret, MK_ERR_TIMEOUT); /* rank 1 of this job never came */
-    assert_non_null(strstr(j.rank[0].error, "missing: 1"));
+    assert_non_null(strstr(j.rank[0].error, "missing: rank 1"));
     assert_int_equal(j.rank[2].ret, MK_ERR_TIMEOUT);
 }
 

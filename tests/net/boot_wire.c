@@ -307,12 +307,12 @@ static void core_times_out(void **state)
     assert_int_equal(mk_boot_core_event(c)->code, 0);
     mk_boot_core_tick(c, 10001000);
     assert_int_equal(mk_boot_core_event(c)->code, MK_ERR_TIMEOUT);
-    assert_non_null(strstr(mk_boot_core_event(c)->text, "missing: 0"));
+    assert_non_null(strstr(mk_boot_core_event(c)->text, "missing: rank 0"));
     mk_boot_core_lost(c, p, "gone", 10002000);
     mk_boot_core_sweep(c, NULL);
     p = enter(c, 0, 8, 10, 10003000);
     read_out(p, &r);
-    answer_kind(&r, MK_BOOT_REFUSE, "missing: 0");
+    answer_kind(&r, MK_BOOT_REFUSE, "missing: rank 0");
     assert_false(mk_boot_core_done(c, 10003000));
     assert_true(mk_boot_core_idle(c));
     assert_true(mk_boot_core_done(c, 10001000 + 9000000000u));
