@@ -191,6 +191,9 @@ static int print_figures(const struct mkgemm *g)
     if (!isnan(share))
         printf("; %.0f %% of T_comm is hidden behind compute", 100 * share);
     printf("\n");
+    if (mk_is_disturbed(g->t[T_COMPUTE].median, g->t[T_FUSED].median))
+        printf("disturbed: fused cannot be faster than computing alone; something else used the machine, "
+               "measure again\n");
     return ret;
 }
 

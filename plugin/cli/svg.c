@@ -5,6 +5,7 @@
  * the colour of the role that took most of it, so that a million events still make a small file. */
 #include "mk/err.h"
 #include "out.h"
+#include "table.h"
 #include "timeline.h"
 #include <math.h>
 #include <stdbool.h>
@@ -22,7 +23,7 @@ static const struct {
     [MK_ROLE_INTRA] = {"intra", "reduces inside the node", "#f2a33a"},
     [MK_ROLE_SEND] = {"send", "to other nodes", "#2a9d6f"},
     [MK_ROLE_RECV] = {"recv", "from other nodes", "#b5479b"},
-    [MK_ROLE_IDLE] = {"idle", "waits", "#d5d9e0"},
+    [MK_ROLE_IDLE] = {"idle", "waits", "#e3e6eb"},
 };
 
 struct view {
@@ -106,7 +107,7 @@ static void put_bar(const struct view *v, const struct mk_trace_event *e, double
             (double)(e->end_ns - e->begin_ns) / 1e6, (double)(e->begin_ns - v->begin) / 1e6);
 }
 
-/* One block: the small tasks first, so that the bars lie over them. */
+/* One block: the small tasks first, so that the bars lie over them. Idle is the ground that shows between. */
 static void put_row(const struct view *v, const struct mk_timeline_rank *r, int block, double y,
                     double (*cells)[MK_ROLES])
 {
@@ -114,7 +115,7 @@ static void put_row(const struct view *v, const struct mk_timeline_rank *r, int 
     for (int big = 0; big < 2; big++) {
         for (uint32_t i = 0; i < r->n; i++) {
             const struct mk_trace_event *e = &r->events[i];
-            if (e->block != block || e->role >= MK_ROLES || e->end_ns < e->begin_ns)
+            if (e->block != block || e->role >= MK_ROLE_IDLE || e->end_ns < e->begin_ns)
                 continue;
             const double x0 = x_of(v, e->begin_ns), x1 = x_of(v, e->end_ns);
             if (big && x1 - x0 >= min_bar)
@@ -208,14 +209,18 @@ static void put_foot(const struct view *v, double y)
     const struct mk_timeline *t = v->t;
     const double share = mk_hidden_share(t->t_compute, t->t_comm, t->t_fused);
     uint64_t dropped = 0;
+    char a[24], b[24], c[24];
     fprintf(v->f, "<text class=\"foot\" x=\"16\" y=\"%.1f\">", y);
     if (isnan(share))
-        fprintf(v->f, "This call took %.3g ms.", (double)(v->end - v->begin) / 1e6);
+        fprintf(v->f, "This call took %s.", mk_table_time((double)(v->end - v->begin) / 1e9, a));
     else
         fprintf(v->f,
-                "%.0f %% of the communication time is hidden behind compute: computing alone takes %.3g ms, "
-                "communicating alone %.3g ms, fused %.3g ms.",
-                100 * share, t->t_compute * 1e3, t->t_comm * 1e3, t->t_fused * 1e3);
+                "%.0f %% of the communication time is hidden behind compute: compute alone %s, communication "
+                "alone %s, fused %s.",
+                100 * share, mk_table_time(t->t_compute, a), mk_table_time(t->t_comm, b),
+                mk_table_time(t->t_fused, c));
+    if (mk_is_disturbed(t->t_compute, t->t_fused))
+        fputs(" (disturbed: fused cannot be faster than compute alone)", v->f);
     for (int r = 0; r < t->nranks; r++)
         dropped += t->ranks[r].dropped;
     if (dropped)

@@ -33,3 +33,5 @@ void mk_timeline_span(const struct mk_timeline *t, uint64_t *begin_ns, uint64_t 
 /* Share of the communication time that does not make the call longer than computing alone, 0 to 1:
  * (T_compute + T_comm - T_fused) / T_comm. NaN if a time is missing or there is no communication. */
 double mk_hidden_share(double t_compute, double t_comm, double t_fused);
+/* The fused call contains the computation: when it took clearly less, something else used the machine meanwhile. */
+bool mk_is_disturbed(double t_compute, double t_fused);

@@ -30,6 +30,11 @@ double mk_hidden_share(double t_compute, double t_comm, double t_fused)
     return share < 0 ? 0 : share > 1 ? 1 : share;
 }
 
+bool mk_is_disturbed(double t_compute, double t_fused)
+{
+    return t_fused < 0.95 * t_compute;
+}
+
 static void name_of(struct mk_json *j, const char *what, int pid, int tid, const char *name)
 {
     mk_json_object_flat(j, NULL);

@@ -97,6 +97,7 @@ static void picture(void **state)
     assert_in_range(count(text, "<title>"), RANKS * BLOCKS * 20, RANKS * BLOCKS * EVENTS);
     assert_null(strstr(text, "nan"));
     assert_null(strstr(text, "-0.0"));
+    assert_null(strstr(text, "disturbed"));
     free(text);
 }
 
@@ -154,6 +155,10 @@ static void hidden(void **state)
     assert_true(mk_hidden_share(3, 2, 7) == 0);
     assert_true(isnan(mk_hidden_share(3, 0, 3)));
     assert_true(isnan(mk_hidden_share(NAN, 1, 3)));
+    assert_true(mk_is_disturbed(3, 2.8));
+    assert_false(mk_is_disturbed(3, 2.9));
+    assert_false(mk_is_disturbed(NAN, 1));
+    assert_false(mk_is_disturbed(1, NAN));
 }
 
 int main(int argc, char **argv)
