@@ -19,16 +19,17 @@ static void report(struct mk_stage *s, int code, const char *text)
     if (s->reported)
         return;
     s->reported = true;
-    s->comm->p->stats.errors++;
     if (s->comm->d.on_error)
         s->comm->d.on_error(s->comm->d.ctx, s->node, code, text);
 }
 
-/* A command that no kernel of ours writes. node < 0: it does not even name a node. */
+/* A command that no kernel of ours writes. One that names no link is told for all of them: whoever waits for what
+ * it should have moved, waits for one of these. */
 static void nonsense(struct mk_pcomm *c, const struct mk_cmd *cmd, const char *what)
 {
     char text[200];
     const uint64_t node = mk_cmd_node(cmd);
+    const bool named = node < (uint64_t)c->d.nnodes && c->stage[node].link;
     snprintf(
         text, sizeof(text),
         "proxy: a command of communicator %u is wrong: %s (kind %llu, node %llu, chunk %llu, %llu bytes, "
@@ -36,17 +37,13 @@ static void nonsense(struct mk_pcomm *c, const struct mk_cmd *cmd, const char *w
         c->id, what, (unsigned long long)mk_cmd_kind(cmd), (unsigned long long)node,
         (unsigned long long)mk_cmd_chunk(cmd), (unsigned long long)mk_cmd_len(cmd),
         (unsigned long long)mk_cmd_note(cmd));
-    if (node < (uint64_t)c->d.nnodes) {
-        if (!c->stage[node].reported)
-            mk_fail(MK_ERR_INTERNAL, "PROXY", "%s", text);
-        report(&c->stage[node], MK_ERR_INTERNAL, text);
-    } else if (!c->nonsense) {
-        c->nonsense = true;
-        c->p->stats.errors++;
+    c->p->stats.errors++;
+    if (!c->nonsense)
         mk_fail(MK_ERR_INTERNAL, "PROXY", "%s", text);
-        if (c->d.on_error)
-            c->d.on_error(c->d.ctx, -1, MK_ERR_INTERNAL, text);
-    }
+    c->nonsense = true;
+    for (int i = 0; i < c->d.nnodes; i++)
+        if (named ? (uint64_t)i == node : c->stage[i].link != NULL)
+            report(&c->stage[i], MK_ERR_INTERNAL, text);
 }
 
 void mk_proxy_link_failed(struct mk_stage *s, int code)

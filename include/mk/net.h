@@ -151,8 +151,8 @@ struct mk_proxy_comm {
     uint64_t *done; /* completion table: done[cmd.done] = cmd.value (release, only upwards) */
     uint32_t ndone;
     struct mk_bell *bell; /* rung after a completion */
-    /* a put failed; node says towards whom. Called on the proxy thread, at most once a node
-     * (-1: a command that names no node); must not attach or detach. */
+    /* a put failed; node says towards whom. Called on the proxy thread, at most once a node;
+     * must not attach or detach. */
     void (*on_error)(void *ctx, int node, int code, const char *text);
     void *ctx;
 };
