@@ -172,7 +172,8 @@ static void fill_caps(bool delivery, struct mk_ofi_dev *d)
     caps->depth = i->tx_attr->size < MK_OFI_DEPTH ? (unsigned)i->tx_attr->size : MK_OFI_DEPTH;
     caps->inline_size = 8;
     caps->max_message = i->ep_attr->max_msg_size;
-    d->inject = i->tx_attr->inject_size >= 8;
+    /* efa's size is that of messages; what it does with writes could not be tried, so they go from registered words */
+    d->inject = i->tx_attr->inject_size >= 8 && strcmp(caps->provider, "efa") != 0;
     d->mr_mode = (uint64_t)i->domain_attr->mr_mode;
 }
 
