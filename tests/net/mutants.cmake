@@ -4,25 +4,35 @@
 # wrong adapter must be caught within 10,000 chunks.
 
 set(conformance ${CMAKE_CURRENT_SOURCE_DIR}/conformance.c ${CMAKE_CURRENT_SOURCE_DIR}/conformance_setup.c)
-set(mk_chunks 200000 CACHE STRING "chunks of each conformance test; ci/nightly takes 2000000")
-mark_as_advanced(mk_chunks)
+set(chunks 200000)
+if(MK_SANITIZE)
+    set(chunks 20000)
+endif()
 
 mk_program(test_net_conformance ${conformance})
 target_include_directories(test_net_conformance PRIVATE ${CMAKE_SOURCE_DIR})
 set_target_properties(test_net_conformance PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
 
 function(mk_conformance name)
-    mk_add_test(net.conformance_${name} TIMEOUT 110 COMMAND ${ARGN})
+    mk_add_test(net.conformance_${name} TIMEOUT 200 COMMAND ${ARGN})
+    set_tests_properties(net.conformance_${name} PROPERTIES PROCESSORS 2) # four busy threads
 endfunction()
 
-mk_conformance(store test_net_conformance store chunks=${mk_chunks})
-mk_conformance(flag_loop test_net_conformance flag ordered=1 hostile=7 chunks=${mk_chunks})
-mk_conformance(immediate_loop test_net_conformance immediate hostile=7 chunks=${mk_chunks})
-mk_conformance(immediate_loop_plain test_net_conformance immediate chunks=${mk_chunks})
-mk_conformance(immediate_ofi_net test_net_conformance immediate net=ofi provider=net chunks=${mk_chunks})
-mk_conformance(immediate_ofi_rxm test_net_conformance immediate net=ofi provider=tcp+ofi_rxm
-               chunks=${mk_chunks})
-mk_conformance(immediate_ofi_shm test_net_conformance immediate net=ofi provider=shm chunks=${mk_chunks})
+# Short by default, 2 million chunks in ci/nightly (label slow).
+function(mk_conformance_both name)
+    mk_conformance(${name} test_net_conformance ${ARGN} chunks=${chunks})
+    mk_add_test(net.conformance_long_${name} TIMEOUT 3000 LABELS cpu slow
+                COMMAND test_net_conformance ${ARGN} chunks=2000000)
+    set_tests_properties(net.conformance_long_${name} PROPERTIES PROCESSORS 2)
+endfunction()
+
+mk_conformance_both(store store)
+mk_conformance_both(flag_loop flag ordered=1 hostile=7)
+mk_conformance_both(immediate_loop immediate hostile=7)
+mk_conformance_both(immediate_loop_plain immediate)
+mk_conformance_both(immediate_ofi_net immediate net=ofi provider=net)
+mk_conformance_both(immediate_ofi_rxm immediate net=ofi provider=tcp+ofi_rxm)
+mk_conformance_both(immediate_ofi_shm immediate net=ofi provider=shm)
 mk_conformance(wrong_adapter test_net_conformance flag ordered=0 hostile=7 expect=caught)
 
 # The engine's sources once more with MK_MUTATE=n; the rest of the folder comes from an archive, out of which the
