@@ -157,6 +157,7 @@ static void hidden(void **state)
     assert_true(isnan(mk_hidden_share(NAN, 1, 3)));
     assert_true(mk_is_disturbed(3, 2.8));
     assert_false(mk_is_disturbed(3, 2.9));
+    assert_false(mk_is_disturbed(3e-5, 1e-5));
     assert_false(mk_is_disturbed(NAN, 1));
     assert_false(mk_is_disturbed(1, NAN));
 }
