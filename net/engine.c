@@ -91,7 +91,7 @@ int mk_engine_open(const struct mk_settings *s, struct mk_engine **out)
         const int ret = mk_engine_open_with(s, transports[i].ops, NULL, out);
         if (ret != MK_ERR_UNSUPPORTED || !automatic)
             return ret;
-        snprintf(why, sizeof(why), "%s: %.280s", transports[i].name, mk_last_error());
+        snprintf(why, sizeof(why), "%.290s", mk_last_error());
     }
     if (!automatic)
         return mk_fail(MK_ERR_UNSUPPORTED, "NET", "transport MK_NET=%s is not in this build", s->net);

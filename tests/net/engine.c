@@ -109,6 +109,13 @@ static void adapter_choice(void **state)
     strcpy(set.net, "verbs");
     assert_int_equal(mk_engine_open(&set, &e), MK_ERR_UNSUPPORTED);
     assert_non_null(strstr(mk_last_error(), "MK_NET=verbs"));
+    /* auto: what was tried, what to install, and never loop unasked */
+    strcpy(set.net, "auto");
+    strcpy(set.ofi_provider, "no_such_provider");
+    assert_int_equal(mk_engine_open(&set, &e), MK_ERR_UNSUPPORTED);
+    assert_non_null(strstr(mk_last_error(), "ofi: "));
+    assert_non_null(strstr(mk_last_error(), "libfabric1"));
+    assert_non_null(strstr(mk_last_error(), "MK_NET=loop"));
     assert_int_equal(fake.closes, 4);
 }
 
