@@ -30,6 +30,8 @@ struct mk_op {
     uint64_t due_ns; /* paced: not posted before; else 0 */
     uint32_t tick;   /* engine's tick when taken, then when posted */
     bool done;
+    bool landed; /* the transport has completed it */
+    bool joined; /* did not ask for delivery itself: done when a later one that did is (put.c) */
 };
 
 struct mk_credit {
@@ -48,7 +50,8 @@ struct mk_link {
     struct mk_link *next;
     struct mk_op *op; /* MK_LINK_RING */
     uint64_t head, posted, tail;
-    bool part; /* the payload of `posted` is with the transport, its flag write is not yet */
+    uint64_t delivered; /* positions below it are visible at the peer */
+    bool part;          /* the payload of `posted` is with the transport, its flag write is not yet */
     bool flushing, closing;
     uint32_t pending;
     struct mk_peer_notes notes;

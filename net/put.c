@@ -59,6 +59,16 @@ static void credit_done(struct mk_link *l, uint32_t note)
     mk_link_report(l, c->sent_id, 0);
 }
 
+/* The put at `at` is visible at the peer, so all before it are: those that were waiting to hear it are done. A done
+ * function may fail or close the link (then all have been told), or put more. */
+static void delivered(struct mk_link *l, uint64_t at)
+{
+    l->delivered = at + 1;
+    for (uint64_t pos = l->head; pos <= at && !l->error; pos++)
+        if (pos >= l->head && mk_op_at(l, pos)->landed && !mk_op_at(l, pos)->done)
+            put_done(l, pos);
+}
+
 void mk_link_complete(struct mk_link *l, const struct mk_wc *wc)
 {
     const uint64_t at = wc->id & MK_ID_MASK;
@@ -76,13 +86,18 @@ void mk_link_complete(struct mk_link *l, const struct mk_wc *wc)
         return;
     }
     /* the put at `posted` counts when its payload went ahead of its flag write */
-    if (at - l->head >= l->posted + l->part - l->head || mk_op_at(l, at)->done) {
+    struct mk_op *op = mk_op_at(l, at);
+    if (at - l->head >= l->posted + l->part - l->head || op->done || op->landed) {
 #if MK_MUTATE != 4
         l->e->n.strays++;
 #endif
         return;
     }
-    put_done(l, at);
+    op->landed = true;
+    if (!op->joined && op->put.flags & MK_PUT_DELIVERY && at >= l->delivered)
+        delivered(l, at);
+    else if (!op->joined || at < l->delivered)
+        put_done(l, at);
 }
 
 /* ---- posting ---- */
@@ -133,6 +148,25 @@ static void collect_puts(struct mk_link *l, struct batch *b)
             b->nwr += e->adapter->build(l, &op->put, pos, &b->wr[b->nwr]);
         }
         b->nputs++;
+    }
+}
+
+/* Where writes arrive in order, one that asks for delivery answers for those before it. An answer costs the network
+ * a message, so the last one of a batch asks, and every eighth, in case the last one is not taken. */
+static void join_deliveries(struct mk_link *l, struct batch *b)
+{
+    bool last = true;
+    if (!l->e->caps.ordered)
+        return;
+    for (int i = b->nwr - 1; i >= 0; i--) {
+        struct mk_wr *w = &b->wr[i];
+        const uint64_t pos = w->id & MK_ID_MASK;
+        if (w->id & MK_ID_CREDIT || !(w->flags & MK_WR_DELIVERY))
+            continue;
+        mk_op_at(l, pos)->joined = !last && (pos & 7) != 7;
+        if (mk_op_at(l, pos)->joined)
+            w->flags &= ~(uint32_t)MK_WR_DELIVERY;
+        last = false;
     }
 }
 
@@ -204,6 +238,7 @@ int mk_link_flush(struct mk_link *l)
         settle_empty(l);
         collect_credits(l, &b);
         collect_puts(l, &b);
+        join_deliveries(l, &b);
         if (!b.nwr)
             break;
         const int took = e->ops->post(l->conn, b.wr, b.nwr);
@@ -277,7 +312,7 @@ static bool take_put(struct mk_link *l, const struct mk_put *p)
         return false;
     struct mk_op *op = mk_op_at(l, l->tail);
     op->put = *p;
-    op->done = false;
+    op->done = op->landed = op->joined = false;
     op->tick = e->tick;
     op->due_ns = e->pace.on ? mk_pace_take(&e->pace, p->len, mk_time_ns()) : 0;
     l->tail++;
