@@ -96,7 +96,8 @@ static void *word_desc(const struct mk_ofi_dev *d, const struct mk_ofi_ctx *x)
 
 /* ---- post ---- */
 
-/* The codes that mean: the other process or its host is gone. */
+/* The codes that mean: the other process or its host is gone. ECANCELED: what was under way when the connection broke;
+ * nobody else cancels. */
 static bool peer_gone(int err)
 {
     switch (err) {
@@ -108,6 +109,7 @@ static bool peer_gone(int err)
     case ESHUTDOWN:
     case EHOSTUNREACH:
     case EHOSTDOWN:
+    case ECANCELED:
         return true;
     default:
         return false;

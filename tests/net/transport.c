@@ -141,6 +141,7 @@ static int outlive(struct side *t)
                              .imm = 1,
                              .flags = MK_WR_SIGNALED | MK_WR_IMM | MK_WR_DELIVERY};
     struct mk_wc wc[16];
+    char why[96] = "";
     int error = 0;
     if (t->who == 1) {
         if (in_step(t))
@@ -155,12 +156,14 @@ static int outlive(struct side *t)
         const int n = t->ops->poll(t->dev, wc, 16);
         CHECK(n >= 0, "poll: %s", mk_last_error());
         for (int i = 0; i < n; i++)
-            if (wc[i].status)
+            if (wc[i].status) {
                 error = wc[i].status;
+                memcpy(why, wc[i].text, sizeof(why));
+            }
         if (!n)
             t->ops->wait(t->dev, 100000);
     }
-    CHECK(error == 0 || error == MK_ERR_PEER, "error %d: %s", error, mk_last_error());
+    CHECK(error == 0 || error == MK_ERR_PEER, "error %d: %s", error, why);
     CHECK(error || !connected, "writes to a dead process, and no error");
     return 0;
 }
