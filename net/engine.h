@@ -53,6 +53,7 @@ struct mk_link {
     uint64_t delivered; /* positions below it are visible at the peer */
     bool part;          /* the payload of `posted` is with the transport, its flag write is not yet */
     bool flushing, closing;
+    bool quiet; /* nobody cares any more: its end is not logged */
     uint32_t pending;
     struct mk_peer_notes notes;
     struct mk_credit *credit; /* notes.n */

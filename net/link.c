@@ -59,7 +59,7 @@ void mk_link_fail(struct mk_link *l, int code, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(l->text, sizeof(l->text), fmt, ap);
     va_end(ap);
-    l->error = mk_fail(code, "NET", "%s", l->text);
+    l->error = l->quiet ? mk_fail_quiet(code, "%s", l->text) : mk_fail(code, "NET", "%s", l->text);
     l->e->n.errors++;
     drop_all(l, code);
 }

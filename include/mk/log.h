@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
 /* Log lines "mkernel: [rank R] LEVEL SUBSYS text" to stderr, or to a sink (NCCL's logger, once given).
- * Level by MK_LOG (none, warn, info, trace; default warn). Wording: lower case, one line an event, nothing per
- * command. Subsystems: BASE NET PROXY FUSED TUNER HOOK CLI. */
+ * Level by MK_LOG (none, warn, info, trace; default warn, with a sink info). Wording: lower case, one line an event,
+ * nothing per command. Subsystems: BASE NET PROXY FUSED TUNER HOOK CLI. */
 #pragma once
 #include <stdbool.h>
 

@@ -36,6 +36,7 @@ struct mk_caps {
     bool ordered;           /* writes on one link become visible in the order posted, flag writes included */
     bool target_progress;   /* the target's memory changes although the target never calls us */
     bool delivery_complete; /* local completion can mean: visible at the target */
+    bool shm_only;          /* peers can write only memory that lies in a memfd (mk_engine_reg with shm) */
     bool gpu_memory;
     bool dmabuf;
     unsigned immediate_bits; /* 0 or >= 32 */

@@ -26,6 +26,7 @@ static void caps_fill(const struct mk_settings *s, struct mk_caps *caps)
     caps->ordered = s->ordered;
     caps->target_progress = true;
     caps->delivery_complete = true;
+    caps->shm_only = true;
     caps->immediate_bits = 32;
     caps->max_batch = MK_LOOP_DEPTH;
     caps->depth = MK_LOOP_DEPTH;

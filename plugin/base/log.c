@@ -19,7 +19,7 @@ static int level_now(void)
         return level;
     static const char *const words[] = {"none", "warn", "info", "trace"};
     const char *v = mk_env("MK_LOG");
-    level = MK_LOG_WARN;
+    level = sink_fn ? MK_LOG_INFO : MK_LOG_WARN; /* a sink has a filter of its own */
     for (int i = 0; v && i < 4; i++)
         if (!strcmp(v, words[i]))
             level = i;
@@ -40,6 +40,7 @@ void mk_log_set_rank(int rank)
 void mk_log_set_sink(void (*sink)(enum mk_log_level level, const char *subsys, const char *text))
 {
     sink_fn = sink;
+    __atomic_store_n(&level_set, -1, __ATOMIC_RELAXED);
 }
 
 void mk_log(enum mk_log_level level, const char *subsys, const char *fmt, ...)

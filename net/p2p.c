@@ -1,0 +1,468 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* The message layer: device, comms, memory, test, close. Read mk/p2p.h first, then p2p_wire.h.
+ *
+ * Called by NCCL's threads: the service thread sets up and closes, the progress thread sends, receives and tests. The
+ * engine is driven by whoever tests. */
+#include "boot_sock.h"
+#include "mk/err.h"
+#include "mk/log.h"
+#include "p2p.h"
+#include "engine.h"
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define REAP_EVERY 16u
+#define LOOK_EVERY 64u
+/* How long closing a device may take to hand what is under way to the network. */
+#define DRAIN_NS 100000000ull
+
+/* ---- puts and errors ---- */
+
+int mk_p2p_comm_fail(struct mk_p2p_comm *c, int code, const char *fmt, ...)
+{
+    char text[300];
+    va_list ap;
+    if (c->error)
+        return c->error;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof(text), fmt, ap);
+    va_end(ap);
+    c->error = mk_fail(code, "NET", "%s", text);
+    return c->error;
+}
+
+static void on_done(void *ctx, struct mk_link *l, uint64_t id, int status)
+{
+    struct mk_p2p_comm *c = ctx;
+    (void)l;
+    if (id >= MK_P2P_ID_SEND)
+        mk_p2p_tx_done(c, id - MK_P2P_ID_SEND, status);
+    else if (id == MK_P2P_ID_FIN)
+        c->fin_done = true;
+    else
+        c->control--;
+}
+
+/* The link says why in its own log line. */
+static int link_state(struct mk_p2p_comm *c)
+{
+    if (!c->error)
+        c->error = mk_link_error(c->l, NULL);
+    return c->error;
+}
+
+int mk_p2p_put(struct mk_p2p_comm *c, const struct mk_put *puts, int n)
+{
+    for (int i = 0; i < n; i++)
+        c->control += puts[i].id == MK_P2P_ID_CONTROL;
+    const int took = mk_link_put(c->l, puts, n);
+    if (took == n)
+        return 0;
+    return link_state(c) ? c->error
+                         : mk_p2p_comm_fail(c, took < 0 ? took : MK_ERR_INTERNAL, "writing to %s: %s",
+                                            c->name, took < 0 ? mk_last_error() : "no room for a write");
+}
+
+int mk_p2p_tag_next(struct mk_p2p_tags *t, int tag, uint32_t **next)
+{
+    for (unsigned i = 0; i < t->n; i++)
+        if (t->list[i].tag == tag) {
+            *next = &t->list[i].next;
+            return 0;
+        }
+    if (t->n == t->size) {
+        const unsigned size = t->size ? 2 * t->size : 4;
+        struct mk_p2p_tag *more = realloc(t->list, size * sizeof(*more));
+        if (!more)
+            return MK_ERR_NOMEM;
+        t->list = more;
+        t->size = size;
+    }
+    t->list[t->n].tag = tag;
+    t->list[t->n].next = 0;
+    *next = &t->list[t->n++].next;
+    return 0;
+}
+
+/* ---- comms ---- */
+
+/* Memory that peers write: where they must map it, in a memfd. Children do not get it: their copies would be of no
+ * use, and a fork would have to copy pages that the network writes. */
+static int ctrl_new(struct mk_p2p_comm *c, size_t size)
+{
+    c->ctrl.fd = -1;
+    if (c->p->info.caps->shm_only) {
+        const int ret = mk_shm_create("mkernel comm", size, &c->ctrl);
+        if (ret)
+            return mk_p2p_no_files(ret);
+    } else {
+        void *addr = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (addr == MAP_FAILED)
+            return mk_fail(MK_ERR_NOMEM, "NET", "%zu bytes for a connection to %s: %s", size, c->name,
+                           strerror(errno));
+        c->ctrl.addr = addr;
+        c->ctrl.size = size;
+    }
+    madvise(c->ctrl.addr, c->ctrl.size, MADV_DONTFORK);
+    return mk_engine_reg(c->p->e, c->ctrl.addr, c->ctrl.size, c->ctrl.fd >= 0 ? &c->ctrl : NULL, &c->ctrl_mr);
+}
+
+static int halves_new(struct mk_p2p_comm *c, bool sends)
+{
+    if (sends) {
+        c->tx = calloc(1, sizeof(*c->tx));
+        if (!c->tx)
+            return MK_ERR_NOMEM;
+        c->tx->wait_last = &c->tx->wait_first;
+        for (int i = MK_P2P_SENDS - 1; i >= 0; i--) {
+            c->tx->req[i].base.c = c;
+            c->tx->req[i].base.next = c->tx->free;
+            c->tx->free = &c->tx->req[i].base;
+        }
+        return 0;
+    }
+    c->rx = calloc(1, sizeof(*c->rx));
+    if (!c->rx)
+        return MK_ERR_NOMEM;
+    c->rx->open_last = &c->rx->open_first;
+    for (int i = MK_P2P_REQUESTS - 1; i >= 0; i--) {
+        c->rx->req[i].base.c = c;
+        c->rx->req[i].base.next = c->rx->free;
+        c->rx->free = &c->rx->req[i].base;
+    }
+    return 0;
+}
+
+int mk_p2p_comm_new(struct mk_p2p *p, bool sends, const char *peer_name, struct mk_p2p_side *mine,
+                    struct mk_p2p_comm **out)
+{
+    struct mk_p2p_comm *c = calloc(1, sizeof(*c));
+    if (!c)
+        return mk_fail(MK_ERR_NOMEM, "NET", "a connection to %s", peer_name);
+    c->p = p;
+    c->nnotes = sends ? MK_P2P_SEND_NOTES : MK_P2P_RECV_NOTES;
+    c->life = sends ? MK_P2P_SEND_LIFE : MK_P2P_RECV_LIFE;
+    snprintf(c->name, sizeof(c->name), "%s", peer_name);
+    c->steps = calloc(c->nnotes, sizeof(*c->steps));
+    int ret =
+        c->steps && !halves_new(c, sends) ? 0 : mk_fail(MK_ERR_NOMEM, "NET", "a connection to %s", peer_name);
+    for (uint32_t i = 0; !ret && i < c->nnotes; i++)
+        c->steps[i] = 1;
+    if (!ret)
+        ret = ctrl_new(c, sends ? MK_P2P_SEND_BYTES : MK_P2P_RECV_BYTES);
+    if (!ret) {
+        c->flags = c->ctrl.addr;
+        const struct mk_notes_desc d = {c->flags, c->flags + c->nnotes, c->steps, c->nnotes, NULL};
+        ret = mk_notes_open(p->e, &d, &mine->base, &c->notes);
+    }
+    if (!ret)
+        ret = mk_link_open(p->e, c->name, &mine->addr, &c->l);
+    if (ret) {
+        mk_p2p_comm_free(c);
+        return ret;
+    }
+    mk_link_on_done(c->l, on_done, c);
+    mk_mr_key(c->ctrl_mr, &mine->key);
+    *out = c;
+    return 0;
+}
+
+int mk_p2p_comm_join(struct mk_p2p_comm *c, const struct mk_p2p_side *peer)
+{
+    const uint32_t n = c->tx ? MK_P2P_RECV_NOTES : MK_P2P_SEND_NOTES;
+    int ret = mk_link_import(c->l, &peer->key, &c->peer);
+    if (ret)
+        return ret;
+    if (c->peer->len < (c->tx ? MK_P2P_RECV_BYTES : MK_P2P_SEND_BYTES))
+        return mk_fail(MK_ERR_PEER, "NET", "%s offers %zu bytes for a connection", c->name, c->peer->len);
+    const struct mk_peer_notes notes = {peer->base, n, c->peer, 0, 8ull * n};
+    return mk_link_set_notes(c->l, &notes);
+}
+
+static void mr_free(struct mk_p2p_mr *m)
+{
+    mk_mr_dereg(m->mr);
+    mk_mr_dereg(m->shadow_mr);
+    mk_shm_release(&m->shadow);
+    free(m);
+}
+
+static void mrs_free(struct mk_p2p_comm *c)
+{
+    while (c->mrs) {
+        struct mk_p2p_mr *m = c->mrs;
+        c->mrs = m->next;
+        mr_free(m);
+    }
+}
+
+void mk_p2p_comm_free(struct mk_p2p_comm *c)
+{
+    if (!c)
+        return;
+    mk_link_close(c->l);
+    mk_notes_close(c->notes);
+    mrs_free(c);
+    mk_mr_dereg(c->ctrl_mr);
+    if (c->ctrl.addr)
+        munmap(c->ctrl.addr, c->ctrl.size);
+    if (c->ctrl.fd >= 0)
+        close(c->ctrl.fd);
+    mk_p2p_witness_put(c->p, c->witness);
+    if (c->tx)
+        free(c->tx->mem);
+    free(c->tx);
+    free(c->rx);
+    free(c->tags.list);
+    free(c->steps);
+    free(c);
+}
+
+void mk_p2p_comm_add(struct mk_p2p_comm *c)
+{
+    c->greeted = true;
+    if (c->ctrl.fd >= 0) { /* the peer has mapped it */
+        close(c->ctrl.fd);
+        c->ctrl.fd = -1;
+    }
+    c->next = c->p->comms;
+    c->p->comms = c;
+}
+
+/* ---- closing ---- */
+
+/* The control memory of a closed comm stays until the peer has closed too: it may still write there (credits), and a
+ * write into memory that is gone would break the connection for every other comm with that process. True: freed. */
+static bool reap(struct mk_p2p_comm *c, uint64_t now)
+{
+    const uint64_t gone = c->witness ? mk_p2p_witness_gone(c->witness, now) : 0;
+    bool over = !c->l || mk_link_error(c->l, NULL) || !c->greeted || (gone && now - gone > MK_P2P_GRACE_NS);
+    if (!over && !c->fin_sent && !mk_link_pending(c->l)) {
+        const struct mk_put put = {
+            .note = c->tx ? MK_P2P_RECV_LIFE : MK_P2P_SEND_LIFE, .use4 = 2, .value = 2, .id = MK_P2P_ID_FIN};
+        c->fin_sent = true;
+        over = mk_link_put(c->l, &put, 1) != 1;
+    }
+    if (!over && !(c->fin_done && mk_p2p_flag(c, c->life) >= 2))
+        return false;
+    mk_p2p_comm_free(c);
+    return true;
+}
+
+static void reap_all(struct mk_p2p *p)
+{
+    const uint64_t now = mk_time_ns();
+    for (struct mk_p2p_comm **at = &p->closing, *c; (c = *at);) {
+        struct mk_p2p_comm *next = c->next;
+        if (reap(c, now))
+            *at = next;
+        else
+            at = &c->next;
+    }
+}
+
+int mk_p2p_progress(struct mk_p2p *p)
+{
+    const int ret = mk_engine_progress(p->e);
+    if (p->closing && ++p->rounds % REAP_EVERY == 0)
+        reap_all(p);
+    return ret;
+}
+
+void mk_p2p_comm_close(struct mk_p2p_comm *c)
+{
+    if (!c)
+        return;
+    struct mk_p2p *p = c->p;
+    pthread_mutex_lock(&p->lock);
+    struct mk_p2p_comm **at = &p->comms;
+    while (*at && *at != c)
+        at = &(*at)->next;
+    if (*at) {
+        *at = c->next;
+        c->next = p->closing;
+        p->closing = c;
+        if (c->l)
+            c->l->quiet = true;
+        mrs_free(c);
+        reap_all(p);
+        mk_p2p_progress(p);
+    }
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* What was handed over goes out, and what has come in is read: a socket that is closed with unread bytes in it
+ * throws away what it has not sent yet. */
+static void drain(struct mk_p2p *p)
+{
+    const uint64_t end = mk_time_ns() + DRAIN_NS;
+    int idle = 0;
+    while (idle < 3 && mk_time_ns() < end) {
+        reap_all(p);
+        bool under_way = false;
+        for (struct mk_p2p_comm *c = p->closing; c; c = c->next)
+            under_way |= !c->fin_done;
+        const int events = mk_engine_progress(p->e);
+        if (events < 0)
+            return;
+        idle = events || under_way ? 0 : idle + 1;
+    }
+}
+
+void mk_p2p_close(struct mk_p2p *p)
+{
+    if (!p)
+        return;
+    pthread_mutex_lock(&p->lock);
+    mk_p2p_listeners_close(p);
+    mk_p2p_meets_close(p);
+    drain(p);
+    for (int i = 0; i < 2; i++) {
+        struct mk_p2p_comm **list = i ? &p->closing : &p->comms;
+        while (*list) {
+            struct mk_p2p_comm *c = *list;
+            *list = c->next;
+            mk_p2p_comm_free(c);
+        }
+    }
+    mk_engine_close(p->e);
+    pthread_mutex_unlock(&p->lock);
+    pthread_mutex_destroy(&p->lock);
+    free(p);
+}
+
+/* ---- memory ---- */
+
+int mk_p2p_reg(struct mk_p2p_comm *c, void *addr, size_t len, struct mk_p2p_mr **out)
+{
+    if (!addr || !len)
+        return mk_fail(MK_ERR_INVALID, "NET", "registering %zu bytes at %p", len, addr);
+    struct mk_p2p_mr *m = calloc(1, sizeof(*m));
+    if (!m)
+        return mk_fail(MK_ERR_NOMEM, "NET", "registering %zu bytes", len);
+    m->c = c;
+    m->addr = addr;
+    m->len = len;
+    m->shadow.fd = -1;
+    pthread_mutex_lock(&c->p->lock);
+    int ret = mk_engine_reg(c->p->e, addr, len, NULL, &m->mr);
+    if (!ret) {
+        mk_mr_key(m->mr, &m->key);
+        m->number = c->next_mr++;
+        m->next = c->mrs;
+        c->mrs = m;
+        *out = m;
+    }
+    pthread_mutex_unlock(&c->p->lock);
+    if (ret)
+        free(m);
+    return ret;
+}
+
+/* Does something under way use it? */
+static bool in_use(const struct mk_p2p_comm *c, const struct mk_p2p_mr *m)
+{
+    for (int i = 0; c->tx && i < MK_P2P_SENDS; i++) {
+        const struct mk_p2p_send *s = &c->tx->req[i];
+        if (s->mr == m && (s->base.left || s->waiting))
+            return true;
+    }
+    for (const struct mk_p2p_req *q = c->rx ? c->rx->open_first : NULL; q; q = q->next)
+        for (int i = 0; i < q->n; i++)
+            if (((const struct mk_p2p_recv *)q)->sub[i].mr == m)
+                return true;
+    return false;
+}
+
+/* Nothing may read or write the memory afterwards: what still uses it ends here, with the comm. */
+void mk_p2p_dereg(struct mk_p2p_comm *c, struct mk_p2p_mr *m)
+{
+    if (!m)
+        return;
+    pthread_mutex_lock(&c->p->lock);
+    struct mk_p2p_mr **at = &c->mrs;
+    while (*at && *at != m)
+        at = &(*at)->next;
+    if (*at) {
+        *at = m->next;
+        if (!c->error && in_use(c, m)) {
+            MK_INFO("NET", "memory of messages under way to or from %s was deregistered: they are dropped",
+                    c->name);
+            c->error = mk_fail_quiet(MK_ERR_ABORTED, "memory in use was deregistered");
+            mk_link_close(c->l);
+            c->l = NULL;
+        }
+        mr_free(m);
+    }
+    pthread_mutex_unlock(&c->p->lock);
+}
+
+/* ---- test ---- */
+
+static bool complete(const struct mk_p2p_req *r)
+{
+    return !r->left && !(r->c->tx && ((const struct mk_p2p_send *)r)->waiting);
+}
+
+static int step(struct mk_p2p_comm *c, struct mk_p2p_req *r)
+{
+    if (link_state(c))
+        return c->error;
+    return c->tx ? mk_p2p_tx_progress(c) : mk_p2p_rx_progress(c, (struct mk_p2p_recv *)r);
+}
+
+/* Is the peer gone? What it sent last may still be on its way. */
+static void look(struct mk_p2p_comm *c)
+{
+    const uint64_t now = mk_time_ns();
+    const bool closed = mk_p2p_flag(c, c->life) >= 2;
+    if (!c->gone_ns && (closed || (c->witness && mk_p2p_witness_gone(c->witness, now))))
+        c->gone_ns = now;
+    if (c->gone_ns && now - c->gone_ns > MK_P2P_GRACE_NS)
+        mk_p2p_comm_fail(c, MK_ERR_PEER,
+                         closed ? "%s has closed the connection"
+                                : "%s is gone: its process ended, or its host is lost",
+                         c->name);
+}
+
+static int finish(struct mk_p2p_req *r, bool *done, size_t *sizes)
+{
+    struct mk_p2p_comm *c = r->c;
+    const int status = r->status;
+    for (int i = 0; sizes && !status && i < r->n; i++)
+        sizes[i] = c->tx ? ((struct mk_p2p_send *)r)->size : ((struct mk_p2p_recv *)r)->sub[i].got;
+    struct mk_p2p_req **list = c->tx ? &c->tx->free : &c->rx->free;
+    r->next = *list;
+    *list = r;
+    *done = !status;
+    return status;
+}
+
+int mk_p2p_test(struct mk_p2p_req *r, bool *done, size_t *sizes)
+{
+    struct mk_p2p_comm *c = r->c;
+    struct mk_p2p *p = c->p;
+    int ret = 0;
+    *done = false;
+    pthread_mutex_lock(&p->lock);
+    if (!complete(r) && !c->error)
+        step(c, r);
+    if (!complete(r) && !c->error) {
+        mk_p2p_progress(p);
+        step(c, r);
+    }
+    if (!complete(r) && !c->error && ++c->looks % LOOK_EVERY == 0)
+        look(c);
+    if (complete(r) && !(r->status && c->error))
+        ret = finish(r, done, sizes);
+    else if (c->error)
+        ret = c->error;
+    pthread_mutex_unlock(&p->lock);
+    return ret;
+}

@@ -1,0 +1,220 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* Private state of the message layer. All of it is guarded by the device's lock, but for what is said to be constant.
+ *
+ *   p2p.c         comms, memory, test, close
+ *   p2p_dev.c     the device: opening, properties, limits
+ *   p2p_send.c    the sending half: matching, eager and direct writes
+ *   p2p_recv.c    the receiving half: announcing, matching, completion
+ *   p2p_meet.c    listen, connect, accept: the state machines
+ *   p2p_sock.c    their sockets
+ *   p2p_life.c    witnesses: one TCP connection a peer process, whose end says that it is gone */
+#pragma once
+#include "mk/p2p.h"
+#include "mk/param.h"
+#include "p2p_wire.h"
+#include <pthread.h>
+
+#define MK_P2P_SENDS (MK_P2P_REQUESTS * MK_P2P_RECVS)
+#define MK_P2P_MR_MAX 65536u /* memories of one comm that a peer may name */
+/* How long data may still be on its way when the peer is seen to be gone. */
+#define MK_P2P_GRACE_NS 1000000000ull
+
+/* Per tag: the number of the next message. */
+struct mk_p2p_tag {
+    int tag;
+    uint32_t next;
+};
+struct mk_p2p_tags {
+    struct mk_p2p_tag *list;
+    unsigned n, size;
+};
+
+/* A connection to another process that nothing is sent over; shared by the comms between the two devices. */
+struct mk_p2p_witness {
+    struct mk_p2p_witness *next;
+    uint64_t id, token;
+    uint64_t looked_ns, gone_ns; /* gone: 0 while it is there */
+    int fd;
+    unsigned refs;
+};
+
+struct mk_p2p_mr {
+    struct mk_p2p_comm *c;
+    struct mk_p2p_mr *next;
+    uint8_t *addr;
+    size_t len;
+    struct mk_mr *mr;
+    uint32_t number; /* on this comm */
+    struct mk_shm
+        shadow; /* where the peer writes, if it cannot write the memory itself (addr NULL: not made) */
+    struct mk_mr *shadow_mr;
+    struct mk_net_key key;
+};
+
+struct mk_p2p_req {
+    struct mk_p2p_comm *c;
+    struct mk_p2p_req *next; /* free; or, in order: not sent yet, not received yet */
+    int n;                   /* messages */
+    int left;                /* puts under way; or messages not received */
+    int status;
+};
+
+struct mk_p2p_send {
+    struct mk_p2p_req base;
+    const uint8_t *data;
+    size_t size;
+    struct mk_p2p_mr *mr;
+    int tag;
+    uint32_t number;
+    bool waiting; /* not handed to the engine */
+};
+
+enum mk_p2p_sub_state { MK_P2P_POSTED = 0, MK_P2P_ANNOUNCED, MK_P2P_RECEIVED };
+struct mk_p2p_sub {
+    uint8_t *data;
+    size_t size, got;
+    struct mk_p2p_mr *mr;
+    int tag;
+    uint32_t number;
+    uint32_t mail; /* position, if announced */
+    enum mk_p2p_sub_state state;
+};
+struct mk_p2p_recv {
+    struct mk_p2p_req base;
+    struct mk_p2p_sub sub[MK_P2P_RECVS];
+};
+
+/* A receive that the peer announced and nothing was sent for. */
+struct mk_p2p_offer {
+    bool open;
+    uint32_t number;
+    int tag;
+    uint64_t offset, size;
+    struct mk_rmem *mem;
+};
+
+struct mk_p2p_tx {
+    struct mk_p2p_send req[MK_P2P_SENDS];
+    struct mk_p2p_req *free;
+    struct mk_p2p_req *wait_first, **wait_last; /* not sent yet */
+    struct mk_p2p_offer offer[MK_P2P_MAIL];
+    uint32_t mail_first, mail_next;  /* positions: oldest open, next to look at */
+    uint64_t mail_seen[MK_P2P_MAIL]; /* uses of each note */
+    uint64_t full[MK_P2P_MAIL], part[MK_P2P_MAIL], rec[MK_P2P_MAIL]; /* uses of the peer's notes */
+    uint64_t eager, credit; /* small messages sent, and known to be consumed */
+    struct mk_rmem **mem;   /* by number */
+    uint32_t nmem;
+};
+
+enum mk_p2p_mail_state {
+    MK_P2P_MAIL_OPEN = 0,
+    MK_P2P_MAIL_EAGER /* came small; not answered yet */,
+    MK_P2P_MAIL_DONE
+};
+struct mk_p2p_box {
+    enum mk_p2p_mail_state state;
+    struct mk_p2p_sub *sub;
+};
+enum mk_p2p_slot_state { MK_P2P_SLOT_FREE = 0, MK_P2P_SLOT_HELD };
+
+struct mk_p2p_rx {
+    struct mk_p2p_recv req[MK_P2P_REQUESTS];
+    struct mk_p2p_req *free;
+    struct mk_p2p_req *open_first, **open_last; /* not complete */
+    struct mk_p2p_box box[MK_P2P_MAIL];
+    uint32_t mail_first, mail_next; /* positions: oldest not done, next to announce */
+    uint64_t mail_used[MK_P2P_MAIL];
+    uint64_t full[MK_P2P_MAIL], part[MK_P2P_MAIL], rec[MK_P2P_MAIL]; /* uses seen */
+    uint64_t eager, consumed, credited; /* small messages seen, consumed, told so */
+    enum mk_p2p_slot_state slot[MK_P2P_EAGER_SLOTS];
+    unsigned held, unannounced;
+};
+
+struct mk_p2p_comm {
+    struct mk_p2p *p;
+    struct mk_p2p_comm *next;
+    struct mk_p2p_tx *tx; /* one of the two; constant */
+    struct mk_p2p_rx *rx;
+    struct mk_link *l;
+    struct mk_notes *notes;
+    struct mk_shm ctrl; /* fd -1: private memory */
+    struct mk_mr *ctrl_mr;
+    struct mk_rmem *peer; /* its control memory */
+    uint64_t *flags;
+    uint32_t *steps, nnotes, life;
+    struct mk_p2p_tags tags;
+    struct mk_p2p_mr *mrs;
+    uint32_t next_mr;
+    struct mk_p2p_witness *witness;
+    char name[64]; /* of the peer */
+    int error;     /* sticky */
+    uint64_t gone_ns;
+    unsigned looks;
+    bool closed, fin_sent, fin_done, greeted;
+    unsigned control; /* puts of our own under way */
+};
+
+struct mk_p2p_meet;
+
+struct mk_p2p {
+    pthread_mutex_t lock;
+    struct mk_settings s;
+    struct mk_engine *e;
+    struct mk_p2p_info info; /* constant */
+    char host[40];
+    uint64_t token;
+    uint64_t timeout_ns;
+    struct mk_p2p_comm *comms, *closing;
+    struct mk_p2p_meet *meets; /* of connecting sides */
+    struct mk_p2p_listener *listeners;
+    struct mk_p2p_witness *witnesses;
+    unsigned rounds;  /* of progress */
+    unsigned refused; /* log lines about strangers */
+};
+
+/* ids of puts: what completed */
+#define MK_P2P_ID_CONTROL 0ull
+#define MK_P2P_ID_FIN 1ull
+#define MK_P2P_ID_SEND 16ull /* + index of the send */
+
+/* p2p_dev.c */
+/* Hands `ret` on; if it was for lack of file descriptors, says so with the limit. */
+int mk_p2p_no_files(int ret);
+
+/* p2p.c */
+int mk_p2p_progress(struct mk_p2p *p);
+int mk_p2p_comm_new(struct mk_p2p *p, bool sends, const char *peer_name, struct mk_p2p_side *mine,
+                    struct mk_p2p_comm **out);
+int mk_p2p_comm_join(struct mk_p2p_comm *c, const struct mk_p2p_side *peer); /* once the link is connected */
+void mk_p2p_comm_free(struct mk_p2p_comm *c);
+void mk_p2p_comm_add(struct mk_p2p_comm *c); /* to the device's list: complete */
+/* Ends the comm's requests with `code`; the sentence is logged. Returns its error. */
+int mk_p2p_comm_fail(struct mk_p2p_comm *c, int code, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+/* Puts one or more of ours; none may fail for room (the engine's ring is larger than all we have in flight). */
+int mk_p2p_put(struct mk_p2p_comm *c, const struct mk_put *puts, int n);
+/* Number of the next message with this tag, counted; negative: MK_ERR_NOMEM. */
+int mk_p2p_tag_next(struct mk_p2p_tags *t, int tag, uint32_t **next);
+
+/* p2p_send.c, p2p_recv.c: what can be done now; an error is the comm's */
+int mk_p2p_tx_progress(struct mk_p2p_comm *c);
+void mk_p2p_tx_done(struct mk_p2p_comm *c, uint64_t index, int status);
+int mk_p2p_rx_progress(struct mk_p2p_comm *c, struct mk_p2p_recv *r);
+
+/* p2p_life.c */
+struct mk_p2p_witness *mk_p2p_witness_find(struct mk_p2p *p, uint64_t token,
+                                           uint64_t id); /* id 0: any that lives */
+struct mk_p2p_witness *mk_p2p_witness_new(struct mk_p2p *p, uint64_t token, uint64_t id, int fd);
+void mk_p2p_witness_put(struct mk_p2p *p, struct mk_p2p_witness *w); /* NULL allowed */
+/* 0, or when it was first seen that the process is gone. */
+uint64_t mk_p2p_witness_gone(struct mk_p2p_witness *w, uint64_t now);
+
+/* p2p_meet.c */
+void mk_p2p_meets_close(struct mk_p2p *p);
+void mk_p2p_listeners_close(struct mk_p2p *p);
+
+static inline uint64_t mk_p2p_flag(const struct mk_p2p_comm *c, uint32_t note)
+{
+    return __atomic_load_n(&c->flags[note], __ATOMIC_ACQUIRE);
+}

@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* A network device of the message layer: opening, what it is, the limits of the process. */
+#include "boot_sock.h"
+#include "boot_wire.h"
+#include "ifname.h"
+#include "mk/err.h"
+#include "mk/log.h"
+#include "p2p.h"
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#define FILES_WANTED 4096u
+#define MEMLOCK_WANTED (64u << 20)
+#define MBPS_UNKNOWN 10000
+
+static uint64_t limit_of(int which)
+{
+    struct rlimit l;
+    return getrlimit(which, &l) ? RLIM_INFINITY : l.rlim_cur;
+}
+
+int mk_p2p_no_files(int ret)
+{
+    if (ret && (errno == EMFILE || errno == ENFILE))
+        mk_fail(ret, "NET", "too many open files: this process may have %llu (ulimit -n)",
+                (unsigned long long)limit_of(RLIMIT_NOFILE));
+    return ret;
+}
+
+static void say_limits(const struct mk_caps *caps)
+{
+    const uint64_t files = limit_of(RLIMIT_NOFILE), lock = limit_of(RLIMIT_MEMLOCK);
+    const bool pins = !strcmp(caps->transport, "verbs") || !strncmp(caps->provider, "verbs", 5) ||
+                      !strcmp(caps->provider, "efa");
+    if (files < FILES_WANTED)
+        MK_INFO(
+            "NET",
+            "this process may open %llu files (ulimit -n): enough for small jobs; large ones need %u or more",
+            (unsigned long long)files, FILES_WANTED);
+    if (pins && lock < MEMLOCK_WANTED)
+        MK_WARN("NET",
+                "only %llu KiB of memory may be locked (ulimit -l): registering buffers with the network "
+                "card will "
+                "fail; set it to unlimited",
+                (unsigned long long)lock >> 10);
+}
+
+/* One number from a file of an interface in sysfs. */
+static long sysfs_number(const char *interface, const char *file)
+{
+    char path[128], text[32] = "";
+    snprintf(path, sizeof(path), "/sys/class/net/%s/%s", interface, file);
+    FILE *f = fopen(path, "re");
+    if (!f)
+        return -1;
+    char *end = NULL;
+    const long v = fgets(text, sizeof(text), f) ? strtol(text, &end, 10) : -1;
+    fclose(f);
+    return end && end != text ? v : -1;
+}
+
+/* The PCI function of an interface, checked: NCCL fails on paths that are none. */
+static void find_pci(const char *interface, char out[256])
+{
+    char path[128], real[PATH_MAX], class_file[PATH_MAX + 8];
+    out[0] = 0;
+    snprintf(path, sizeof(path), "/sys/class/net/%s/device", interface);
+    if (!realpath(path, real) || strlen(real) > 255)
+        return;
+    const char *last = strrchr(real, '/');
+    unsigned domain, bus, dev, fn;
+    snprintf(class_file, sizeof(class_file), "%s/class", real);
+    if (last && sscanf(last + 1, "%x:%x:%x.%x", &domain, &bus, &dev, &fn) == 4 && !access(class_file, R_OK))
+        snprintf(out, 256, "%s", real);
+}
+
+static int fill_info(struct mk_p2p *p)
+{
+    struct mk_p2p_info *i = &p->info;
+    const struct mk_caps *caps = mk_engine_caps(p->e);
+    struct mk_ifaddr ifa;
+    const int ret = mk_ifname_choose(&p->s, &ifa);
+    if (ret)
+        return ret;
+    const bool loop = !strcmp(caps->transport, "loop");
+    i->caps = caps;
+    snprintf(i->interface, sizeof(i->interface), "%s", ifa.name);
+    if (loop)
+        snprintf(i->name, sizeof(i->name), "mk_loop");
+    else
+        snprintf(i->name, sizeof(i->name), "mk_%.30s_%s", caps->provider, ifa.name);
+    if (!loop)
+        find_pci(ifa.name, i->pci_path);
+    const long speed = loop ? -1 : sysfs_number(ifa.name, "speed");
+    i->mbps = p->s.loop_gbps > 0 ? (int)(p->s.loop_gbps * 1000) : speed > 0 ? (int)speed : MBPS_UNKNOWN;
+    i->guid = mk_boot_hash(i->name, strlen(i->name)) ^ mk_host_id();
+    const size_t most = (size_t)1 << 30;
+    i->max_message = caps->max_message < most ? caps->max_message : most;
+    return 0;
+}
+
+int mk_p2p_open(const struct mk_settings *s, struct mk_p2p **out)
+{
+    pthread_mutexattr_t attr;
+    struct mk_p2p *p = calloc(1, sizeof(*p));
+    if (!p)
+        return mk_fail(MK_ERR_NOMEM, "NET", "a network device");
+    p->s = *s;
+    p->timeout_ns = (uint64_t)(s->timeout * 1e9);
+    p->token = mk_boot_token();
+    if (gethostname(p->host, sizeof(p->host) - 1))
+        snprintf(p->host, sizeof(p->host), "an unnamed host");
+    errno = 0;
+    int ret = mk_engine_open(s, &p->e);
+    if (ret) {
+        mk_p2p_no_files(ret);
+        goto free_device;
+    }
+    ret = fill_info(p);
+    if (ret)
+        goto close_engine;
+    say_limits(p->info.caps);
+    /* held for moments: a short spin is cheaper than a sleep */
+    pthread_mutexattr_init(&attr);
+    pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ADAPTIVE_NP);
+    pthread_mutex_init(&p->lock, &attr);
+    pthread_mutexattr_destroy(&attr);
+    *out = p;
+    return 0;
+close_engine:
+    mk_engine_close(p->e);
+free_device:
+    free(p);
+    return ret;
+}
+
+void mk_p2p_get_info(const struct mk_p2p *p, struct mk_p2p_info *out)
+{
+    *out = p->info;
+}

@@ -1,0 +1,404 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* The receiving half. Receives that may get more than a small message are announced in the sender's mailbox; small
+ * messages come into a ring, and wait there while nothing is posted for them. */
+#include "mk/err.h"
+#include "mk/log.h"
+#include "p2p.h"
+#include <string.h>
+
+static struct mk_p2p_eager *eager_at(const struct mk_p2p_comm *c, uint32_t slot)
+{
+    return (struct mk_p2p_eager *)(void *)((uint8_t *)c->ctrl.addr + MK_P2P_RECV_EAGER_AT +
+                                           (uint64_t)slot * MK_P2P_EAGER_STRIDE);
+}
+
+static struct mk_p2p_box *box_at(struct mk_p2p_rx *rx, uint32_t position)
+{
+    return &rx->box[position % MK_P2P_MAIL];
+}
+
+static void move_mail(struct mk_p2p_rx *rx)
+{
+    while (rx->mail_first != rx->mail_next && box_at(rx, rx->mail_first)->state == MK_P2P_MAIL_DONE)
+        rx->mail_first++;
+}
+
+/* ---- completion ---- */
+
+static void received(struct mk_p2p_comm *c, struct mk_p2p_recv *r, struct mk_p2p_sub *s, size_t size)
+{
+    struct mk_p2p_rx *rx = c->rx;
+    if (s->state == MK_P2P_POSTED)
+        rx->unannounced--;
+    s->state = MK_P2P_RECEIVED;
+    s->got = size;
+    if (--r->base.left)
+        return;
+    struct mk_p2p_req **at = &rx->open_first;
+    while (*at != &r->base)
+        at = &(*at)->next;
+    *at = r->base.next;
+    if (!*at)
+        rx->open_last = at;
+}
+
+static void too_small(struct mk_p2p_comm *c, struct mk_p2p_recv *r, const struct mk_p2p_sub *s, uint64_t size)
+{
+    r->base.status =
+        mk_fail(MK_ERR_INVALID, "NET",
+                "a message of %llu bytes (tag %d) from %s is larger than the %zu bytes posted for it",
+                (unsigned long long)size, s->tag, c->name, s->size);
+}
+
+static void deliver(struct mk_p2p_comm *c, struct mk_p2p_recv *r, struct mk_p2p_sub *s,
+                    const struct mk_p2p_eager *e, const struct mk_p2p_eager *head)
+{
+    if (s->state == MK_P2P_ANNOUNCED) {
+        struct mk_p2p_box *b = box_at(c->rx, s->mail);
+        b->sub = NULL;
+        b->state = head->mail == 1 + s->mail % MK_P2P_MAIL ? MK_P2P_MAIL_DONE : MK_P2P_MAIL_EAGER;
+    }
+    if (head->size > s->size) {
+        too_small(c, r, s, head->size);
+        received(c, r, s, 0);
+        return;
+    }
+    if (head->size)
+        memcpy(s->data, e->data, head->size);
+    received(c, r, s, head->size);
+}
+
+/* The oldest receive for this message. */
+static struct mk_p2p_sub *find_sub(struct mk_p2p_rx *rx, int tag, uint32_t number, struct mk_p2p_recv **out)
+{
+    for (struct mk_p2p_req *q = rx->open_first; q; q = q->next) {
+        struct mk_p2p_recv *r = (struct mk_p2p_recv *)q;
+        for (int i = 0; i < q->n; i++)
+            if (r->sub[i].state != MK_P2P_RECEIVED && r->sub[i].number == number && r->sub[i].tag == tag) {
+                *out = r;
+                return &r->sub[i];
+            }
+    }
+    return NULL;
+}
+
+/* ---- small messages ---- */
+
+/* Tries to hand out the message in a slot. */
+static int take_eager(struct mk_p2p_comm *c, uint32_t slot, bool *taken)
+{
+    const struct mk_p2p_eager *e = eager_at(c, slot);
+    struct mk_p2p_recv *r;
+    uint8_t head[MK_P2P_EAGER_HEAD];
+    memcpy(head, e, sizeof(head)); /* what is checked is what is used */
+    const struct mk_p2p_eager *h = (const struct mk_p2p_eager *)(const void *)head;
+    if (h->size > MK_P2P_EAGER)
+        return mk_p2p_comm_fail(c, MK_ERR_PEER, "%s sent a small message of %u bytes", c->name, h->size);
+    struct mk_p2p_sub *s = find_sub(c->rx, h->tag, h->number, &r);
+    *taken = s != NULL;
+    if (s)
+        deliver(c, r, s, e, h);
+    return 0;
+}
+
+static void free_slot(struct mk_p2p_rx *rx, uint32_t slot)
+{
+    rx->slot[slot] = MK_P2P_SLOT_FREE;
+    while (rx->consumed != rx->eager && rx->slot[rx->consumed % MK_P2P_EAGER_SLOTS] == MK_P2P_SLOT_FREE)
+        rx->consumed++;
+}
+
+static int read_eager(struct mk_p2p_comm *c)
+{
+    struct mk_p2p_rx *rx = c->rx;
+    while (rx->eager - rx->consumed < MK_P2P_EAGER_SLOTS) {
+        const uint32_t slot = (uint32_t)(rx->eager % MK_P2P_EAGER_SLOTS);
+        bool taken;
+        if (mk_p2p_flag(c, slot) != rx->eager / MK_P2P_EAGER_SLOTS + 1)
+            break;
+        const int ret = take_eager(c, slot, &taken);
+        if (ret)
+            return ret;
+        rx->eager++;
+        if (taken) {
+            free_slot(rx, slot);
+        } else {
+            rx->slot[slot] = MK_P2P_SLOT_HELD;
+            rx->held++;
+        }
+    }
+    return 0;
+}
+
+/* A receive was posted: is its message here already? */
+static int read_held(struct mk_p2p_comm *c)
+{
+    struct mk_p2p_rx *rx = c->rx;
+    for (uint64_t at = rx->consumed; rx->held && at != rx->eager; at++) {
+        const uint32_t slot = (uint32_t)(at % MK_P2P_EAGER_SLOTS);
+        bool taken;
+        if (rx->slot[slot] != MK_P2P_SLOT_HELD)
+            continue;
+        const int ret = take_eager(c, slot, &taken);
+        if (ret)
+            return ret;
+        if (!taken)
+            continue;
+        rx->held--;
+        free_slot(rx, slot);
+    }
+    return 0;
+}
+
+/* The sender may reuse slots: told half a ring at a time, or when it has none left; announcements carry it too. */
+static int give_credit(struct mk_p2p_comm *c)
+{
+    struct mk_p2p_rx *rx = c->rx;
+    struct mk_put put;
+    if (rx->consumed - rx->credited < MK_P2P_EAGER_SLOTS / 2 &&
+        (rx->consumed == rx->credited || rx->eager - rx->credited < MK_P2P_EAGER_SLOTS))
+        return 0;
+    rx->credited = rx->consumed;
+    memset(&put, 0, sizeof(put));
+    put.note = MK_P2P_SEND_CREDIT;
+    put.value = rx->consumed;
+    put.use4 = put.value & 15;
+    put.flags = MK_PUT_CREDIT;
+    put.id = MK_P2P_ID_CONTROL;
+    return mk_p2p_put(c, &put, 1);
+}
+
+/* ---- announcing ---- */
+
+/* The ring of small messages is full of what nothing is posted for: what is posted must come another way. */
+static bool stuck(const struct mk_p2p_rx *rx)
+{
+    return rx->held && rx->eager - rx->consumed == MK_P2P_EAGER_SLOTS;
+}
+
+/* Memory that the peer cannot write gets a twin that it can, on its first use. */
+static int make_shadow(struct mk_p2p_comm *c, struct mk_p2p_mr *m)
+{
+    struct mk_p2p *p = c->p;
+    if (!p->info.caps->shm_only || m->shadow.addr)
+        return 0;
+    int ret = mk_shm_create("mkernel bounce", m->len, &m->shadow);
+    if (!ret)
+        ret = mk_engine_reg(p->e, m->shadow.addr, m->len, &m->shadow, &m->shadow_mr);
+    if (ret) {
+        mk_shm_release(&m->shadow);
+        return ret;
+    }
+    mk_mr_key(m->shadow_mr, &m->key);
+    return 0;
+}
+
+static void fill_mail(struct mk_p2p_comm *c, struct mk_p2p_sub *s)
+{
+    struct mk_p2p_rx *rx = c->rx;
+    const uint32_t slot = rx->mail_next % MK_P2P_MAIL;
+    struct mk_p2p_mail *m =
+        (struct mk_p2p_mail *)(void *)((uint8_t *)c->ctrl.addr + MK_P2P_RECV_MAIL_AT) + slot;
+    m->count = 1;
+    m->number = s->number;
+    m->tag = s->tag;
+    m->mr = s->mr->number;
+    m->offset = (uint64_t)(s->data - s->mr->addr);
+    m->size = s->size;
+    m->credit = rx->consumed;
+    m->key = s->mr->key;
+    rx->box[slot].state = MK_P2P_MAIL_OPEN;
+    rx->box[slot].sub = s;
+    s->mail = rx->mail_next++;
+    s->state = MK_P2P_ANNOUNCED;
+    rx->unannounced--;
+}
+
+static int post_mail(struct mk_p2p_comm *c, uint32_t first, uint32_t count)
+{
+    struct mk_p2p_rx *rx = c->rx;
+    const uint32_t slot = first % MK_P2P_MAIL;
+    const uint64_t at = MK_P2P_RECV_MAIL_AT + (uint64_t)slot * sizeof(struct mk_p2p_mail);
+    struct mk_p2p_mail *m = (struct mk_p2p_mail *)(void *)((uint8_t *)c->ctrl.addr + at);
+    const uint64_t use = ++rx->mail_used[slot];
+    m->count = count;
+    rx->credited = m->credit > rx->credited ? m->credit : rx->credited;
+    const struct mk_put put = {.mr = c->ctrl_mr,
+                               .local_off = at,
+                               .len = count * (uint32_t)sizeof(*m),
+                               .rmem = c->peer,
+                               .remote_off = MK_P2P_SEND_MAIL_AT + (uint64_t)slot * sizeof(*m),
+                               .note = slot,
+                               .use4 = use & 15,
+                               .value = use,
+                               .id = MK_P2P_ID_CONTROL};
+    return mk_p2p_put(c, &put, 1);
+}
+
+/* In order of posting, as far as the mailbox has room; what lies together goes in one put. */
+static int announce(struct mk_p2p_comm *c)
+{
+    struct mk_p2p_rx *rx = c->rx;
+    uint32_t first = rx->mail_next;
+    int ret = 0;
+    const bool small_too = stuck(rx);
+    move_mail(rx);
+    for (struct mk_p2p_req *q = rx->open_first; q && rx->unannounced; q = q->next) {
+        struct mk_p2p_recv *r = (struct mk_p2p_recv *)q;
+        for (int i = 0; i < q->n && !ret; i++) {
+            struct mk_p2p_sub *s = &r->sub[i];
+            if (s->state != MK_P2P_POSTED || !s->mr || (s->size <= MK_P2P_EAGER && !small_too))
+                continue;
+            if (rx->mail_next - rx->mail_first == MK_P2P_MAIL)
+                goto out_post;
+            ret = make_shadow(c, s->mr);
+            if (ret)
+                goto out_post;
+            if (rx->mail_next != first && !(rx->mail_next % MK_P2P_MAIL)) { /* the ring's end */
+                ret = post_mail(c, first, rx->mail_next - first);
+                first = rx->mail_next;
+            }
+            fill_mail(c, s);
+        }
+    }
+out_post:
+    return ret || first == rx->mail_next ? ret : post_mail(c, first, rx->mail_next - first);
+}
+
+/* ---- announced receives ---- */
+
+/* Looks at the notifications of one mail slot. */
+static int look(struct mk_p2p_comm *c, struct mk_p2p_recv *r, struct mk_p2p_sub *s, uint32_t slot)
+{
+    struct mk_p2p_rx *rx = c->rx;
+    const uint8_t *shadow = s->mr->shadow.addr;
+    uint64_t size;
+    if (mk_p2p_flag(c, MK_P2P_RECV_FULL + slot) != rx->full[slot]) {
+        rx->full[slot]++;
+        size = s->size;
+    } else if (mk_p2p_flag(c, MK_P2P_RECV_PART + slot) != rx->part[slot] &&
+               mk_p2p_flag(c, MK_P2P_RECV_SIZE + slot) != rx->rec[slot]) {
+        rx->part[slot]++;
+        rx->rec[slot]++;
+        memcpy(&size, (uint8_t *)c->ctrl.addr + MK_P2P_RECV_SIZE_AT + 8 * slot, 8);
+    } else {
+        return 0;
+    }
+    rx->box[slot].state = MK_P2P_MAIL_DONE;
+    rx->box[slot].sub = NULL;
+    if (size > s->size)
+        return mk_p2p_comm_fail(c, MK_ERR_PEER, "%s says that it wrote %llu bytes where %zu were posted",
+                                c->name, (unsigned long long)size, s->size);
+    if (shadow && size)
+        memcpy(s->data, shadow + (s->data - s->mr->addr), size);
+    received(c, r, s, size);
+    move_mail(rx);
+    return 0;
+}
+
+/* A slot whose message came small is free when the sender has seen the announcement. */
+static void look_answered(struct mk_p2p_comm *c)
+{
+    struct mk_p2p_rx *rx = c->rx;
+    for (; rx->mail_first != rx->mail_next; rx->mail_first++) {
+        const uint32_t slot = rx->mail_first % MK_P2P_MAIL;
+        if (rx->box[slot].state == MK_P2P_MAIL_EAGER &&
+            mk_p2p_flag(c, MK_P2P_RECV_SIZE + slot) != rx->rec[slot]) {
+            rx->rec[slot]++;
+            rx->box[slot].state = MK_P2P_MAIL_DONE;
+        }
+        if (rx->box[slot].state != MK_P2P_MAIL_DONE)
+            return;
+    }
+}
+
+int mk_p2p_rx_progress(struct mk_p2p_comm *c, struct mk_p2p_recv *r)
+{
+    int ret = read_eager(c);
+    look_answered(c);
+    for (int i = 0; !ret && r && i < r->base.n; i++)
+        if (r->sub[i].state == MK_P2P_ANNOUNCED)
+            ret = look(c, r, &r->sub[i], r->sub[i].mail % MK_P2P_MAIL);
+    if (!ret && c->rx->unannounced)
+        ret = announce(c);
+    return ret ? ret : give_credit(c);
+}
+
+/* ---- posting ---- */
+
+static int check_sub(const struct mk_p2p_comm *c, const struct mk_p2p_sub *s)
+{
+    if (!s->size)
+        return 0;
+    if (!s->data)
+        return mk_fail(MK_ERR_INVALID, "NET", "a receive of %zu bytes from %s to no address", s->size,
+                       c->name);
+    if (!s->mr && s->size <= MK_P2P_EAGER)
+        return 0;
+    if (!s->mr || s->mr->c != c || s->data < s->mr->addr || s->size > s->mr->len ||
+        (size_t)(s->data - s->mr->addr) > s->mr->len - s->size)
+        return mk_fail(MK_ERR_INVALID, "NET",
+                       "a receive of %zu bytes from %s is not in memory registered with it", s->size,
+                       c->name);
+    return 0;
+}
+
+static int post(struct mk_p2p_comm *c, int n, void *const *data, const size_t *sizes, const int *tags,
+                struct mk_p2p_mr *const *mr, struct mk_p2p_req **out)
+{
+    struct mk_p2p_rx *rx = c->rx;
+    struct mk_p2p_recv *r = (struct mk_p2p_recv *)rx->free;
+    int ret = 0;
+    if (!r)
+        return MK_ERR_AGAIN;
+    for (int i = 0; i < n && !ret; i++) {
+        struct mk_p2p_sub *s = &r->sub[i];
+        uint32_t *next;
+        memset(s, 0, sizeof(*s));
+        s->data = data[i];
+        s->size = sizes[i];
+        s->tag = tags[i];
+        s->mr = mr ? mr[i] : NULL;
+        ret = check_sub(c, s);
+        if (!ret)
+            ret = mk_p2p_tag_next(&c->tags, s->tag, &next);
+    }
+    for (int i = 0; i < n && !ret; i++) {
+        uint32_t *next;
+        mk_p2p_tag_next(&c->tags, r->sub[i].tag, &next); /* is there now */
+        r->sub[i].number = (*next)++;
+    }
+    if (ret)
+        return ret;
+    rx->free = r->base.next;
+    r->base.next = NULL;
+    r->base.n = n;
+    r->base.left = n;
+    r->base.status = 0;
+    *rx->open_last = &r->base;
+    rx->open_last = &r->base.next;
+    rx->unannounced += (unsigned)n;
+    if (rx->held)
+        ret = read_held(c);
+    if (!ret)
+        ret = mk_p2p_rx_progress(c, NULL);
+    if (ret)
+        return ret;
+    *out = &r->base;
+    return 0;
+}
+
+int mk_p2p_recv(struct mk_p2p_comm *c, int n, void *const *data, const size_t *sizes, const int *tags,
+                struct mk_p2p_mr *const *mr, struct mk_p2p_req **out)
+{
+    if (!c->rx)
+        return mk_fail(MK_ERR_INVALID, "NET", "a receive on a comm that sends");
+    if (n < 1 || n > MK_P2P_RECVS)
+        return mk_fail(MK_ERR_INVALID, "NET", "a receive of %d messages, 1 to %d go together", n,
+                       MK_P2P_RECVS);
+    pthread_mutex_lock(&c->p->lock);
+    const int ret = c->error ? c->error : post(c, n, data, sizes, tags, mr, out);
+    pthread_mutex_unlock(&c->p->lock);
+    return ret;
+}

@@ -1,0 +1,337 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* The sending half. A message is sent at once if it is small and the receiver's ring has a slot; else when its
+ * receive was announced, straight into the buffer. */
+#include "mk/err.h"
+#include "p2p.h"
+#include "transport.h"
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- what the receiver announced ---- */
+
+/* The memory that an entry names; its key comes with every entry, and is imported once. */
+static int import(struct mk_p2p_comm *c, const struct mk_p2p_mail *m, struct mk_rmem **out)
+{
+    struct mk_p2p_tx *tx = c->tx;
+    if (m->mr >= MK_P2P_MR_MAX)
+        return mk_p2p_comm_fail(c, MK_ERR_PEER, "%s announced memory number %u", c->name, m->mr);
+    if (m->mr >= tx->nmem) {
+        const uint32_t n = m->mr + 8;
+        struct mk_rmem **more = realloc(tx->mem, n * sizeof(struct mk_rmem *));
+        if (!more)
+            return mk_p2p_comm_fail(c, MK_ERR_NOMEM, "memory %u of %s", m->mr, c->name);
+        memset(more + tx->nmem, 0, (n - tx->nmem) * sizeof(struct mk_rmem *));
+        tx->mem = more;
+        tx->nmem = n;
+    }
+    if (!tx->mem[m->mr]) {
+        const int ret = mk_link_import(c->l, &m->key, &tx->mem[m->mr]);
+        if (ret)
+            return mk_p2p_comm_fail(c, ret, "memory that %s announced: %s", c->name, mk_last_error());
+    }
+    *out = tx->mem[m->mr];
+    return 0;
+}
+
+/* Tells the receiver that a mail slot was seen whose message had already been sent small: the notification SIZE,
+ * without PART. (FULL would not do: on a network without order it may come before the message.) */
+static int answer(struct mk_p2p_comm *c, uint32_t slot)
+{
+    struct mk_put put;
+    memset(&put, 0, sizeof(put));
+    put.note = MK_P2P_RECV_SIZE + slot;
+    put.value = ++c->tx->rec[slot];
+    put.use4 = put.value & 15;
+    put.id = MK_P2P_ID_CONTROL;
+    return mk_p2p_put(c, &put, 1);
+}
+
+static bool waits(const struct mk_p2p_tx *tx, int tag, uint32_t number)
+{
+    for (const struct mk_p2p_req *r = tx->wait_first; r; r = r->next) {
+        const struct mk_p2p_send *s = (const struct mk_p2p_send *)r;
+        if (s->tag == tag && s->number == number)
+            return true;
+    }
+    return false;
+}
+
+static int take_entry(struct mk_p2p_comm *c, uint32_t slot, const struct mk_p2p_mail *m)
+{
+    struct mk_p2p_tx *tx = c->tx;
+    struct mk_p2p_offer *o = &tx->offer[slot];
+    uint32_t *next;
+    int ret = mk_p2p_tag_next(&c->tags, m->tag, &next);
+    if (ret)
+        return mk_p2p_comm_fail(c, ret, "tags of %s", c->name);
+    if ((int32_t)(m->number - *next) < 0 && !waits(tx, m->tag, m->number)) {
+        o->open = false;
+        return answer(c, slot);
+    }
+    ret = import(c, m, &o->mem);
+    if (ret)
+        return ret;
+    if (m->offset > o->mem->len || m->size > o->mem->len - m->offset)
+        return mk_p2p_comm_fail(c, MK_ERR_PEER, "%s announced %llu bytes that leave its memory", c->name,
+                                (unsigned long long)m->size);
+    o->open = true;
+    o->number = m->number;
+    o->tag = m->tag;
+    o->offset = m->offset;
+    o->size = m->size;
+    return 0;
+}
+
+/* Copies what has come out of the mailbox: the peer may write there again as soon as it is answered. */
+static int read_mail(struct mk_p2p_comm *c)
+{
+    struct mk_p2p_tx *tx = c->tx;
+    const uint8_t *box = (const uint8_t *)c->ctrl.addr + MK_P2P_SEND_MAIL_AT;
+    for (;;) {
+        const uint32_t first = tx->mail_next % MK_P2P_MAIL;
+        if (mk_p2p_flag(c, first) == tx->mail_seen[first])
+            return 0;
+        tx->mail_seen[first]++;
+        struct mk_p2p_mail m;
+        memcpy(&m, box + first * sizeof(m), sizeof(m));
+        const uint32_t count = m.count;
+        if (!count || count > MK_P2P_MAIL - first || tx->mail_next - tx->mail_first + count > MK_P2P_MAIL)
+            return mk_p2p_comm_fail(c, MK_ERR_PEER, "%s announced %u receives at once", c->name, count);
+        if (m.credit > tx->credit && m.credit <= tx->eager)
+            tx->credit = m.credit;
+        for (uint32_t i = 0; i < count; i++) {
+            if (i)
+                memcpy(&m, box + (first + i) * sizeof(m), sizeof(m));
+            tx->mail_next++;
+            const int ret = take_entry(c, first + i, &m);
+            if (ret)
+                return ret;
+        }
+        while (tx->mail_first != tx->mail_next && !tx->offer[tx->mail_first % MK_P2P_MAIL].open)
+            tx->mail_first++;
+    }
+}
+
+static struct mk_p2p_offer *find_offer(struct mk_p2p_tx *tx, int tag, uint32_t number)
+{
+    for (uint32_t at = tx->mail_first; at != tx->mail_next; at++) {
+        struct mk_p2p_offer *o = &tx->offer[at % MK_P2P_MAIL];
+        if (o->open && o->number == number && o->tag == tag)
+            return o;
+    }
+    return NULL;
+}
+
+static void close_offer(struct mk_p2p_tx *tx, struct mk_p2p_offer *o)
+{
+    o->open = false;
+    while (tx->mail_first != tx->mail_next && !tx->offer[tx->mail_first % MK_P2P_MAIL].open)
+        tx->mail_first++;
+}
+
+/* ---- sending ---- */
+
+static bool eager_room(const struct mk_p2p_comm *c)
+{
+    struct mk_p2p_tx *tx = c->tx;
+    if (tx->eager - tx->credit < MK_P2P_EAGER_SLOTS)
+        return true;
+    const uint64_t told = mk_p2p_flag(c, MK_P2P_SEND_CREDIT);
+    if (told > tx->credit && told <= tx->eager)
+        tx->credit = told;
+    return tx->eager - tx->credit < MK_P2P_EAGER_SLOTS;
+}
+
+static uint64_t id_of(const struct mk_p2p_comm *c, const struct mk_p2p_send *s)
+{
+    return MK_P2P_ID_SEND + (uint64_t)(s - c->tx->req);
+}
+
+/* Copied into the slot's staging: that its last use was consumed means that it was read. */
+static int send_eager(struct mk_p2p_comm *c, struct mk_p2p_send *s, struct mk_p2p_offer *o)
+{
+    struct mk_p2p_tx *tx = c->tx;
+    const uint32_t slot = (uint32_t)(tx->eager % MK_P2P_EAGER_SLOTS);
+    const uint64_t use = tx->eager / MK_P2P_EAGER_SLOTS + 1;
+    const uint64_t at = MK_P2P_SEND_EAGER_AT + (uint64_t)slot * MK_P2P_EAGER_STRIDE;
+    struct mk_p2p_eager *e = (struct mk_p2p_eager *)(void *)((uint8_t *)c->ctrl.addr + at);
+    e->size = (uint32_t)s->size;
+    e->tag = s->tag;
+    e->number = s->number;
+    e->mail = o ? (uint32_t)(o - tx->offer) + 1 : 0;
+    if (s->size)
+        memcpy(e->data, s->data, s->size);
+    const struct mk_put put = {.mr = c->ctrl_mr,
+                               .local_off = at,
+                               .len = (uint32_t)(MK_P2P_EAGER_HEAD + s->size),
+                               .rmem = c->peer,
+                               .remote_off = MK_P2P_RECV_EAGER_AT + (uint64_t)slot * MK_P2P_EAGER_STRIDE,
+                               .note = slot,
+                               .use4 = use & 15,
+                               .value = use,
+                               .id = id_of(c, s)};
+    tx->eager++;
+    if (o)
+        close_offer(tx, o);
+    s->base.left = 1;
+    return mk_p2p_put(c, &put, 1);
+}
+
+/* Straight into the posted buffer. The notification FULL says that all of it was written; of less, PART says that the
+ * payload and SIZE that the size is there (they may arrive in either order). */
+static int send_direct(struct mk_p2p_comm *c, struct mk_p2p_send *s, struct mk_p2p_offer *o)
+{
+    struct mk_p2p_tx *tx = c->tx;
+    const uint32_t slot = (uint32_t)(o - tx->offer);
+    const bool full = s->size == o->size;
+    uint64_t *use = full ? &tx->full[slot] : &tx->part[slot];
+    struct mk_put put[2];
+    memset(put, 0, sizeof(put));
+    put[0].len = (uint32_t)s->size;
+    if (s->size) {
+        put[0].mr = s->mr->mr;
+        put[0].local_off = (uint64_t)(s->data - s->mr->addr);
+        put[0].rmem = o->mem;
+        put[0].remote_off = o->offset;
+    }
+    put[0].note = (full ? MK_P2P_RECV_FULL : MK_P2P_RECV_PART) + slot;
+    put[0].value = ++*use;
+    put[0].use4 = *use & 15;
+    put[0].id = id_of(c, s);
+    if (!full) {
+        const uint64_t at = MK_P2P_SEND_SIZE_AT + 8ull * slot;
+        const uint64_t size = s->size;
+        memcpy((uint8_t *)c->ctrl.addr + at, &size, 8);
+        put[1].mr = c->ctrl_mr;
+        put[1].local_off = at;
+        put[1].len = 8;
+        put[1].rmem = c->peer;
+        put[1].remote_off = MK_P2P_RECV_SIZE_AT + 8ull * slot;
+        put[1].note = MK_P2P_RECV_SIZE + slot;
+        put[1].value = ++tx->rec[slot];
+        put[1].use4 = put[1].value & 15;
+        put[1].id = id_of(c, s);
+    }
+    s->base.left = full ? 1 : 2;
+    close_offer(tx, o);
+    return mk_p2p_put(c, put, s->base.left);
+}
+
+/* Sends s if that is possible now; else it is still waiting. */
+static int try_send(struct mk_p2p_comm *c, struct mk_p2p_send *s)
+{
+    struct mk_p2p_offer *o = find_offer(c->tx, s->tag, s->number);
+    const bool small = s->size <= MK_P2P_EAGER;
+    if (o && s->size > o->size) {
+        s->waiting = false;
+        s->base.status =
+            mk_fail(MK_ERR_INVALID, "NET",
+                    "a message of %zu bytes (tag %d) to %s is larger than the %llu bytes posted for it",
+                    s->size, s->tag, c->name, (unsigned long long)o->size);
+        return 0;
+    }
+    if (small && eager_room(c)) {
+        s->waiting = false;
+        return send_eager(c, s, o);
+    }
+    if (!o || (s->size && !s->mr))
+        return 0;
+    s->waiting = false;
+    return send_direct(c, s, o);
+}
+
+int mk_p2p_tx_progress(struct mk_p2p_comm *c)
+{
+    struct mk_p2p_tx *tx = c->tx;
+    int ret = read_mail(c);
+    for (struct mk_p2p_req **at = &tx->wait_first; !ret && *at;) {
+        struct mk_p2p_send *s = (struct mk_p2p_send *)*at;
+        ret = try_send(c, s);
+        if (s->waiting) {
+            at = &s->base.next;
+            continue;
+        }
+        *at = s->base.next;
+        if (!*at)
+            tx->wait_last = at;
+    }
+    return ret;
+}
+
+void mk_p2p_tx_done(struct mk_p2p_comm *c, uint64_t index, int status)
+{
+    struct mk_p2p_send *s = &c->tx->req[index];
+    s->base.left--;
+    if (status && !s->base.status)
+        s->base.status = status;
+}
+
+static int check(const struct mk_p2p_comm *c, const uint8_t *data, size_t size, const struct mk_p2p_mr *mr)
+{
+    if (!size)
+        return 0;
+    if (!data)
+        return mk_fail(MK_ERR_INVALID, "NET", "a send of %zu bytes to %s from no address", size, c->name);
+    if (size > c->p->info.max_message)
+        return mk_fail(MK_ERR_INVALID, "NET", "a send of %zu bytes to %s: the network takes %zu", size,
+                       c->name, c->p->info.max_message);
+    if (!mr && size <= MK_P2P_EAGER)
+        return 0;
+    if (!mr || mr->c != c || data < mr->addr || size > mr->len || (size_t)(data - mr->addr) > mr->len - size)
+        return mk_fail(MK_ERR_INVALID, "NET",
+                       "a send of %zu bytes to %s is not from memory registered with it", size, c->name);
+    return 0;
+}
+
+static int post(struct mk_p2p_comm *c, const uint8_t *data, size_t size, int tag, struct mk_p2p_mr *mr,
+                struct mk_p2p_req **out)
+{
+    struct mk_p2p_tx *tx = c->tx;
+    struct mk_p2p_send *s = (struct mk_p2p_send *)tx->free;
+    uint32_t *next;
+    int ret = check(c, data, size, mr);
+    if (ret)
+        return ret;
+    if (!s)
+        return MK_ERR_AGAIN;
+    if (mk_p2p_tag_next(&c->tags, tag, &next))
+        return MK_ERR_NOMEM;
+    ret = read_mail(c);
+    if (ret)
+        return ret;
+    tx->free = s->base.next;
+    s->base.next = NULL;
+    s->base.n = 1;
+    s->base.left = 0;
+    s->base.status = 0;
+    s->data = data;
+    s->size = size;
+    s->mr = mr;
+    s->tag = tag;
+    s->number = (*next)++;
+    s->waiting = true;
+    ret = try_send(c, s);
+    if (ret) {
+        s->base.next = tx->free;
+        tx->free = &s->base;
+        return ret;
+    }
+    if (s->waiting) {
+        *tx->wait_last = &s->base;
+        tx->wait_last = &s->base.next;
+    }
+    *out = &s->base;
+    return 0;
+}
+
+int mk_p2p_send(struct mk_p2p_comm *c, const void *data, size_t size, int tag, struct mk_p2p_mr *mr,
+                struct mk_p2p_req **out)
+{
+    if (!c->tx)
+        return mk_fail(MK_ERR_INVALID, "NET", "a send on a comm that receives");
+    pthread_mutex_lock(&c->p->lock);
+    const int ret = c->error ? c->error : post(c, data, size, tag, mr, out);
+    pthread_mutex_unlock(&c->p->lock);
+    return ret;
+}

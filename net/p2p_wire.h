@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* What two devices of the message layer exchange. Native byte order: the magic shows a foreign one.
+ *
+ *   handle     from the listener to the connecting side, by the user's own way (NCCL's bootstrap)
+ *   hello      connecting side -> listener, over TCP; answered by one reply; then everything goes over the engine
+ *   control    one registered memory on each side, written by the peer's puts:
+ *
+ *   sender's                                      receiver's
+ *   flags, shadow   SEND_NOTES words each         flags, shadow   RECV_NOTES words each
+ *   mail            MAIL entries (from receiver)  records         MAIL words (true sizes)
+ *                                                 eager           EAGER_SLOTS slots (from sender)
+ *
+ * Every slot has a notification of its own, and is used again only after its user was answered: no two uses of one
+ * notification are under way, so no order between writes is needed. */
+#pragma once
+#include "mk/p2p.h"
+#include <assert.h>
+
+/* As bytes: 89 'm' 'K' 'n' 'e' 't' 0d 0a. */
+#define MK_P2P_MAGIC 0x0a0d74656e4b6d89ull
+#define MK_P2P_VERSION 1u
+#define MK_P2P_PLUGIN "mKernel"
+
+#define MK_P2P_MAIL 64u        /* receives announced at a time */
+#define MK_P2P_EAGER_SLOTS 16u /* small messages not consumed yet */
+
+struct mk_p2p_handle {
+    uint64_t magic;
+    uint32_t version;
+    uint16_t family; /* 4 or 6 */
+    uint16_t port;
+    char plugin[24];
+    uint8_t addr[16];
+    uint32_t scope;
+    int32_t pid;
+    uint64_t key;   /* random: a stranger does not know it */
+    uint64_t token; /* of the listener's process */
+    uint64_t check; /* hash of the bytes before it */
+    uint64_t meet;  /* of the connecting side: number of the meeting under way, 0: none */
+    uint8_t zero[32];
+};
+static_assert(sizeof(struct mk_p2p_handle) == MK_P2P_HANDLE, "handle");
+static_assert(offsetof(struct mk_p2p_handle, meet) == 88, "handle");
+
+/* One side of a comm: how to reach it. */
+struct mk_p2p_side {
+    struct mk_net_addr addr;
+    struct mk_net_key key; /* of the control memory */
+    uint32_t base;         /* of its notes */
+    uint32_t pad;
+    char name[64]; /* in messages */
+};
+
+/* The first 24 bytes of hello and reply keep their meaning in every later version. */
+struct mk_p2p_hello {
+    uint64_t magic;
+    uint32_t version;
+    uint32_t size;
+    uint64_t key; /* of the handle */
+    char plugin[24];
+    char transport[16], provider[64], adapter[16];
+    uint64_t token;   /* of the process */
+    uint64_t witness; /* a connection between the two processes that the sender has already; 0: none */
+    struct mk_p2p_side side;
+};
+struct mk_p2p_reply {
+    uint64_t magic;
+    uint32_t version;
+    uint32_t size;
+    uint64_t key;
+    char plugin[24];
+    int32_t code;     /* MK_ERR_*: refused, text says why */
+    uint32_t keep;    /* 1: this connection stays, as witness of the end of the other process */
+    uint64_t witness; /* its number */
+    char text[200];
+    struct mk_p2p_side side;
+};
+
+enum { /* notes of the sender's side; LIFE: 1 connected, 2 closed */
+       MK_P2P_SEND_CREDIT = MK_P2P_MAIL,
+       MK_P2P_SEND_LIFE,
+       MK_P2P_SEND_NOTES
+};
+enum { /* of the receiver's: eager slots, then three a mail slot, then LIFE */
+       MK_P2P_RECV_FULL = MK_P2P_EAGER_SLOTS,
+       MK_P2P_RECV_PART = MK_P2P_RECV_FULL + MK_P2P_MAIL,
+       MK_P2P_RECV_SIZE = MK_P2P_RECV_PART + MK_P2P_MAIL,
+       MK_P2P_RECV_LIFE = MK_P2P_RECV_SIZE + MK_P2P_MAIL,
+       MK_P2P_RECV_NOTES
+};
+
+/* One announced receive. A put carries `count` entries that lie one after another; the note is that of the first. */
+struct mk_p2p_mail {
+    uint32_t count;
+    uint32_t number; /* of this receive among those of its tag */
+    int32_t tag;
+    uint32_t mr;     /* number of the memory on this comm */
+    uint64_t offset; /* in it */
+    uint64_t size;
+    uint64_t credit; /* eager slots consumed so far */
+    struct mk_net_key key;
+    uint8_t zero[24];
+};
+static_assert(sizeof(struct mk_p2p_mail) == 128, "mail entry");
+
+struct mk_p2p_eager {
+    uint32_t size;
+    int32_t tag;
+    uint32_t number; /* of this message among those of its tag */
+    uint32_t mail;   /* 1 + mail slot that it answers; 0: none known */
+    uint8_t data[MK_P2P_EAGER];
+};
+#define MK_P2P_EAGER_HEAD 16u
+#define MK_P2P_EAGER_STRIDE 8256u
+static_assert(offsetof(struct mk_p2p_eager, data) == MK_P2P_EAGER_HEAD, "eager head");
+static_assert(sizeof(struct mk_p2p_eager) <= MK_P2P_EAGER_STRIDE && MK_P2P_EAGER_STRIDE % 64 == 0,
+              "eager slot");
+
+/* Places in the control memories. `staging` is where the owner composes what it sends. */
+#define MK_P2P_ALIGN(x) (((x) + 63u) & ~63u)
+#define MK_P2P_SEND_MAIL_AT MK_P2P_ALIGN(16u * MK_P2P_SEND_NOTES)
+#define MK_P2P_SEND_EAGER_AT (MK_P2P_SEND_MAIL_AT + MK_P2P_MAIL * 128u)                       /* staging */
+#define MK_P2P_SEND_SIZE_AT (MK_P2P_SEND_EAGER_AT + MK_P2P_EAGER_SLOTS * MK_P2P_EAGER_STRIDE) /* staging */
+#define MK_P2P_SEND_BYTES (MK_P2P_SEND_SIZE_AT + 8u * MK_P2P_MAIL)
+#define MK_P2P_RECV_SIZE_AT MK_P2P_ALIGN(16u * MK_P2P_RECV_NOTES)
+#define MK_P2P_RECV_EAGER_AT (MK_P2P_RECV_SIZE_AT + 8u * MK_P2P_MAIL)
+#define MK_P2P_RECV_MAIL_AT (MK_P2P_RECV_EAGER_AT + MK_P2P_EAGER_SLOTS * MK_P2P_EAGER_STRIDE) /* staging */
+#define MK_P2P_RECV_BYTES (MK_P2P_RECV_MAIL_AT + MK_P2P_MAIL * 128u)

@@ -1,0 +1,232 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* The message layer over a transport (argument 1): sizes, matching, limits. Closing and faults: p2p_faults.c. */
+#include "mk/err.h"
+#include "tests/net/p2p_help.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+/* after the above */
+#include <cmocka.h>
+
+static const char *transport;
+
+/* Both directions at once, each size several times, so that slots and mail come round. */
+static int exchange(struct half *h, size_t sent, size_t posted, int tag)
+{
+    struct mk_p2p_req *s, *r;
+    size_t got = SIZE_MAX;
+    const unsigned seed = (unsigned)(sent + 17 * posted);
+    paint(h->mem, sent, seed + (unsigned)h->who);
+    memset(half_in(h), 0xee, posted + 16 < HALF_BYTES / 2 ? posted + 16 : posted);
+    CHECK_OK(post_recv(h->rx, half_in(h), posted, tag, h->rx_mr, &r));
+    CHECK_OK(post_send(h->tx, h->mem, sent, tag, h->tx_mr, &s));
+    CHECK_OK(finish_two(s, r, &got));
+    CHECK(got == sent);
+    CHECK(painted(half_in(h), sent, seed + (unsigned)!h->who));
+    if (posted + 16 < HALF_BYTES / 2)
+        for (size_t i = posted; i < posted + 16; i++)
+            CHECK(half_in(h)[i] == 0xee);
+    return 0;
+}
+
+static int sizes(struct half *h)
+{
+    static const size_t size[] = {0,    1,     7,       8,     4095,  4096,        8191,     8192,
+                                  8193, 65536, 1 << 20, 12345, 99999, 3000000 + 5, 16 << 20, HALF_BYTES / 2};
+    CHECK_OK(half_join(h));
+    for (size_t i = 0; i < sizeof(size) / sizeof(size[0]); i++)
+        for (int k = 0; k < (size[i] > 1 << 20 ? 2 : 100); k++)
+            if (exchange(h, size[i], size[i], k % 3))
+                return 1;
+    return half_step(h);
+}
+
+static int unequal(struct half *h)
+{
+    static const size_t posted[] = {1, 8, 8192, 8193, 100000, 4 << 20};
+    CHECK_OK(half_join(h));
+    for (size_t i = 0; i < sizeof(posted) / sizeof(posted[0]); i++)
+        for (int k = 0; k < 70; k++) {
+            const size_t p = posted[i];
+            const size_t sent[] = {0, p > 8 ? 8 : 0, p / 2, p - 1, p};
+            if (exchange(h, sent[k % 5], p, 5))
+                return 1;
+        }
+    return half_step(h);
+}
+
+/* All requests that NCCL may have in flight, small and large mixed, sent before anything is posted and after. */
+static int in_flight(struct half *h)
+{
+    struct mk_p2p_req *s[MK_P2P_REQUESTS], *r[MK_P2P_REQUESTS];
+    const size_t stride = 100000;
+    CHECK_OK(half_join(h));
+    for (int round = 0; round < 20; round++) {
+        const bool late = round & 1;
+        for (int pass = 0; pass < 2; pass++)
+            for (int i = 0; i < MK_P2P_REQUESTS; i++) {
+                const size_t n = (size_t)(i * 3001 + round) % stride;
+                if (pass == late) {
+                    CHECK_OK(post_recv(h->rx, half_in(h) + i * stride, stride, 1, h->rx_mr, &r[i]));
+                } else {
+                    paint(h->mem + i * stride, n, (unsigned)(i + round));
+                    CHECK_OK(post_send(h->tx, h->mem + i * stride, n, 1, h->tx_mr, &s[i]));
+                }
+            }
+        for (int i = 0; i < MK_P2P_REQUESTS; i++) {
+            const size_t n = (size_t)(i * 3001 + round) % stride;
+            size_t got = SIZE_MAX;
+            CHECK_OK(finish_two(s[i], r[i], &got));
+            CHECK(got == n);
+            CHECK(painted(half_in(h) + i * stride, n, (unsigned)(i + round)));
+        }
+    }
+    return half_step(h);
+}
+
+/* Groups of 8 with tags 10..17, sent in another order, one tag running ahead of the others by a group. */
+static int grouped(struct half *h)
+{
+    enum { N = MK_P2P_RECVS, ROUNDS = 30 };
+    struct mk_p2p_req *s[2 * N], *r[2];
+    const size_t stride = 40000;
+    CHECK_OK(half_join(h));
+    for (int round = 0; round < ROUNDS; round++) {
+        int ns = 0;
+        size_t got[2][N];
+        for (int g = 0; g < 2; g++) {
+            void *data[N];
+            size_t size[N];
+            int tag[N];
+            struct mk_p2p_mr *mr[N];
+            for (int i = 0; i < N; i++) {
+                data[i] = half_in(h) + (size_t)(g * N + i) * stride;
+                size[i] = i & 1 ? stride : 4000;
+                tag[i] = 10 + i;
+                mr[i] = h->rx_mr;
+            }
+            CHECK_OK(mk_p2p_recv(h->rx, N, data, size, tag, mr, &r[g]));
+        }
+        /* place 3 of both groups first, then the rest of the first group backwards, then that of the second */
+        for (int k = 0; k < 2 * N + 2; k++) {
+            const int g = k < 2 ? k : k >= N + 2, i = k < 2 ? 3 : N - 1 - (k - 2) % N, at = g * N + i;
+            const size_t n = (i & 1 ? stride : 4000) - (size_t)(round % 3);
+            if (k >= 2 && i == 3)
+                continue;
+            paint(h->mem + (size_t)at * stride, n, (unsigned)(at + round));
+            CHECK_OK(post_send(h->tx, h->mem + (size_t)at * stride, n, 10 + i, h->tx_mr, &s[ns++]));
+        }
+        for (int k = 0; k < ns; k++)
+            CHECK_OK(finish(s[k], NULL));
+        for (int g = 0; g < 2; g++) {
+            CHECK_OK(finish(r[g], got[g]));
+            for (int i = 0; i < N; i++) {
+                const size_t n = (i & 1 ? stride : 4000) - (size_t)(round % 3);
+                CHECK(got[g][i] == n);
+                CHECK(painted(half_in(h) + (size_t)(g * N + i) * stride, n, (unsigned)(g * N + i + round)));
+            }
+        }
+    }
+    return half_step(h);
+}
+
+/* More small messages of one tag than the ring has room for, and then one of another tag, which is wanted first. */
+static int crowded(struct half *h)
+{
+    enum { N = 40 };
+    struct mk_p2p_req *s[N], *other, *r;
+    CHECK_OK(half_join(h));
+    for (int round = 0; round < 5; round++) {
+        for (int i = 0; i < N; i++) {
+            paint(h->mem + i * 512, 500, (unsigned)i);
+            CHECK_OK(post_send(h->tx, h->mem + i * 512, 500, 1, h->tx_mr, &s[i]));
+        }
+        paint(h->mem + N * 512, 64, 99);
+        CHECK_OK(post_send(h->tx, h->mem + N * 512, 64, 2, h->tx_mr, &other));
+        CHECK_OK(post_recv(h->rx, half_in(h), 64, 2, h->rx_mr, &r));
+        CHECK_OK(finish_two(other, r, NULL));
+        CHECK(painted(half_in(h), 64, 99));
+        for (int i = 0; i < N; i++) {
+            CHECK_OK(post_recv(h->rx, half_in(h), 500 + (size_t)i * 1000, 1, h->rx_mr, &r));
+            CHECK_OK(finish_two(s[i], r, NULL));
+            CHECK(painted(half_in(h), 500, (unsigned)i));
+        }
+    }
+    return half_step(h);
+}
+
+/* Both ends in one process and thread, and many comms of one listener. */
+static int itself(struct half *h)
+{
+    enum { N = 12 };
+    struct mk_p2p_comm *tx[N] = {NULL}, *rx[N] = {NULL};
+    struct mk_p2p_listener *l;
+    uint8_t handle[MK_P2P_HANDLE], first[MK_P2P_HANDLE];
+    CHECK_OK(half_open(h));
+    CHECK_OK(mk_p2p_listen(h->p, first, &l));
+    for (int i = 0; i < N; i++) {
+        const uint64_t end = mk_time_ns() + 10000000000ull;
+        int a = MK_ERR_AGAIN, b = MK_ERR_AGAIN;
+        memcpy(handle, first, sizeof(handle));
+        while ((a || b) && mk_time_ns() < end) {
+            a = a == MK_ERR_AGAIN ? mk_p2p_connect(h->p, handle, &tx[i]) : a;
+            b = b == MK_ERR_AGAIN ? mk_p2p_accept(l, &rx[i]) : b;
+        }
+        CHECK_OK(a);
+        CHECK_OK(b);
+    }
+    mk_p2p_listen_close(l);
+    for (int i = 0; i < N; i++)
+        for (int k = 0; k < 3; k++) {
+            const size_t n = k ? (size_t)k * 50000 : 100;
+            uint8_t *from = malloc(n), *to = calloc(1, n);
+            struct mk_p2p_mr *m_from, *m_to;
+            struct mk_p2p_req *s, *r;
+            CHECK(from && to);
+            paint(from, n, (unsigned)i);
+            CHECK_OK(mk_p2p_reg(tx[i], from, n, &m_from));
+            CHECK_OK(mk_p2p_reg(rx[i], to, n, &m_to));
+            CHECK_OK(post_send(tx[i], from, n, 0, m_from, &s));
+            CHECK_OK(post_recv(rx[i], to, n, 0, m_to, &r));
+            CHECK_OK(finish_two(s, r, NULL));
+            CHECK(painted(to, n, (unsigned)i));
+            mk_p2p_dereg(tx[i], m_from);
+            mk_p2p_dereg(rx[i], m_to);
+            free(from);
+            free(to);
+        }
+    for (int i = 0; i < N; i++) {
+        mk_p2p_comm_close(tx[i]);
+        mk_p2p_comm_close(rx[N - 1 - i]);
+    }
+    return 0;
+}
+
+#define CASE(fn)                                                                                             \
+    static void test_##fn(void **state)                                                                      \
+    {                                                                                                        \
+        (void)state;                                                                                         \
+        assert_int_equal(run_pair(transport, fn, 1), 0);                                                     \
+    }
+CASE(sizes)
+CASE(unequal)
+CASE(in_flight)
+CASE(grouped)
+CASE(crowded)
+CASE(itself)
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sizes),     cmocka_unit_test(test_unequal),
+                                       cmocka_unit_test(test_in_flight), cmocka_unit_test(test_grouped),
+                                       cmocka_unit_test(test_crowded),   cmocka_unit_test(test_itself)};
+    transport = argc > 1 ? argv[1] : "loop";
+    const int missing = transport_missing(transport, "net.p2p");
+    if (missing)
+        return missing;
+    if (argc > 2)
+        cmocka_set_test_filter(argv[2]);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+#include "tests/net/p2p_help.h"
+#include "mk/err.h"
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <signal.h>
+#include <unistd.h>
+
+#define LIMIT_NS 20000000000ull
+
+static int load(struct half *h, const char *transport)
+{
+    setenv("MK_IFNAME", "lo", 0);
+    setenv("MK_TIMEOUT", "10", 0);
+    const int ret = mk_settings_load(&h->s, true);
+    snprintf(h->s.net, sizeof(h->s.net), "%s", transport);
+    return ret;
+}
+
+int transport_missing(const char *transport, const char *test)
+{
+    struct half h;
+    int status = 1;
+    memset(&h, 0, sizeof(h));
+    const pid_t child = fork(); /* the network is opened by children only */
+    if (!child) {
+        const int ret = load(&h, transport) || mk_p2p_open(&h.s, &h.p);
+        if (!ret)
+            mk_p2p_close(h.p);
+        else
+            printf("skip: %s: %s\n", test, mk_last_error());
+        fflush(stdout);
+        _exit(ret ? 77 : 0);
+    }
+    if (waitpid(child, &status, 0) != child || !WIFEXITED(status))
+        return 1;
+    return WEXITSTATUS(status);
+}
+
+int run_pair(const char *transport, int (*fn)(struct half *), int both)
+{
+    int fds[2], bad = 0;
+    pid_t pid[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM, 0, fds))
+        return 1;
+    for (int i = 0; i < 2; i++) {
+        pid[i] = fork();
+        if (pid[i])
+            continue;
+        struct half h;
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        memset(&h, 0, sizeof(h));
+        h.who = i;
+        h.fd = fds[i];
+        close(fds[!i]);
+        const int ret = load(&h, transport) || fn(&h);
+        half_close(&h);
+        fflush(NULL);
+        exit(ret); /* leaks are looked for */
+    }
+    close(fds[0]);
+    close(fds[1]);
+    for (int i = 0; i < 2; i++) {
+        int status = 0;
+        if (pid[i] < 0 || waitpid(pid[i], &status, 0) != pid[i])
+            return 1;
+        if ((i == 0 || both) && status) {
+            fprintf(stderr, "process %d ended with status 0x%x\n", i, status);
+            bad = 1;
+        }
+    }
+    return bad;
+}
+
+int half_open(struct half *h)
+{
+    return mk_p2p_open(&h->s, &h->p);
+}
+
+int half_swap(struct half *h, const void *mine, void *theirs, size_t n)
+{
+    if (send(h->fd, mine, n, MSG_NOSIGNAL) != (ssize_t)n)
+        return 1;
+    for (size_t at = 0; at < n;) {
+        struct pollfd f = {h->fd, POLLIN, 0};
+        if (poll(&f, 1, (int)(LIMIT_NS / 1000000)) != 1)
+            return 1;
+        const ssize_t k = recv(h->fd, (char *)theirs + at, n - at, 0);
+        if (k <= 0)
+            return 1;
+        at += (size_t)k;
+    }
+    return 0;
+}
+
+int half_step(struct half *h)
+{
+    char c = 'x', d;
+    return half_swap(h, &c, &d, 1);
+}
+
+int half_join(struct half *h)
+{
+    uint8_t mine[MK_P2P_HANDLE], theirs[MK_P2P_HANDLE];
+    struct mk_p2p_listener *l;
+    const uint64_t end = mk_time_ns() + LIMIT_NS;
+    int ret = h->p ? 0 : half_open(h);
+    if (!ret)
+        ret = mk_p2p_listen(h->p, mine, &l);
+    if (ret || half_swap(h, mine, theirs, sizeof(mine)))
+        return ret ? ret : MK_ERR_PEER;
+    while (!h->tx || !h->rx) {
+        if (!h->tx && (ret = mk_p2p_connect(h->p, theirs, &h->tx)) && ret != MK_ERR_AGAIN)
+            return ret;
+        if (!h->rx && (ret = mk_p2p_accept(l, &h->rx)) && ret != MK_ERR_AGAIN)
+            return ret;
+        if (mk_time_ns() > end)
+            return MK_ERR_TIMEOUT;
+    }
+    mk_p2p_listen_close(l);
+    h->mem = mmap(NULL, HALF_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (h->mem == MAP_FAILED)
+        return MK_ERR_NOMEM;
+    ret = mk_p2p_reg(h->tx, h->mem, HALF_BYTES / 2, &h->tx_mr);
+    return ret ? ret : mk_p2p_reg(h->rx, half_in(h), HALF_BYTES / 2, &h->rx_mr);
+}
+
+void half_close(struct half *h)
+{
+    mk_p2p_comm_close(h->tx);
+    mk_p2p_comm_close(h->rx);
+    mk_p2p_close(h->p);
+    if (h->mem)
+        munmap(h->mem, HALF_BYTES);
+    memset(h, 0, sizeof(*h));
+}
+
+uint8_t *half_in(struct half *h)
+{
+    return h->mem + HALF_BYTES / 2;
+}
+
+void paint(uint8_t *p, size_t n, unsigned seed)
+{
+    for (size_t i = 0; i < n; i++)
+        p[i] = (uint8_t)(i * 31 + (i >> 8) * 7 + seed);
+}
+
+int painted(const uint8_t *p, size_t n, unsigned seed)
+{
+    for (size_t i = 0; i < n; i++)
+        if (p[i] != (uint8_t)(i * 31 + (i >> 8) * 7 + seed)) {
+            fprintf(stderr, "byte %zu of %zu is wrong\n", i, n);
+            return 0;
+        }
+    return 1;
+}
+
+int post_send(struct mk_p2p_comm *c, const void *data, size_t size, int tag, struct mk_p2p_mr *mr,
+              struct mk_p2p_req **out)
+{
+    const uint64_t end = mk_time_ns() + LIMIT_NS;
+    int ret;
+    while ((ret = mk_p2p_send(c, data, size, tag, mr, out)) == MK_ERR_AGAIN && mk_time_ns() < end)
+        ;
+    return ret;
+}
+
+int post_recv(struct mk_p2p_comm *c, void *data, size_t size, int tag, struct mk_p2p_mr *mr,
+              struct mk_p2p_req **out)
+{
+    const uint64_t end = mk_time_ns() + LIMIT_NS;
+    int ret;
+    while ((ret = mk_p2p_recv(c, 1, &data, &size, &tag, &mr, out)) == MK_ERR_AGAIN && mk_time_ns() < end)
+        ;
+    return ret;
+}
+
+int finish(struct mk_p2p_req *r, size_t *sizes)
+{
+    const uint64_t end = mk_time_ns() + LIMIT_NS;
+    bool done;
+    do {
+        const int ret = mk_p2p_test(r, &done, sizes);
+        if (ret || done)
+            return ret;
+    } while (mk_time_ns() < end);
+    return MK_ERR_TIMEOUT;
+}
+
+int finish_two(struct mk_p2p_req *a, struct mk_p2p_req *b, size_t *size_b)
+{
+    const uint64_t end = mk_time_ns() + LIMIT_NS;
+    bool done_a = false, done_b = false;
+    while ((!done_a || !done_b) && mk_time_ns() < end) {
+        int ret = done_a ? 0 : mk_p2p_test(a, &done_a, NULL);
+        if (!ret && !done_b)
+            ret = mk_p2p_test(b, &done_b, size_b);
+        if (ret)
+            return ret;
+    }
+    return done_a && done_b ? 0 : MK_ERR_TIMEOUT;
+}
