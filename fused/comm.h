@@ -111,7 +111,8 @@ struct mk_gemm_call {
     mk_dtype_t dtype;
     enum mk_part part;
 };
-int mk_plan_check(const struct mk_gemm_call *call, const void *stream);
+/* gpu: the operands are in GPU memory. Nothing is read through the pointers. */
+int mk_plan_check(const struct mk_gemm_call *call, const void *stream, bool gpu);
 int mk_plan_build(const struct mk_rings *rings, bool wire_fp32, const struct mk_gemm_call *call,
                   struct mk_ar *ar);
 

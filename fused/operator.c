@@ -2,6 +2,7 @@
  * Copyright mKernel authors */
 /* The operators of the public API: check, plan, launch. */
 #include "comm.h"
+#include "cuda/gemm.h"
 #include "mk/err.h"
 #include "mk/log.h"
 #include <stdlib.h>
@@ -71,21 +72,51 @@ int mk_gemm_allreduce_part(mk_comm_t comm, enum mk_part part, mk_layout_t layout
     const struct mk_gemm_call call = {m, n, k, lda, ldb, ldc, a, b, c, epilogue, layout, dtype, part};
     if (!comm)
         return mk_fail_quiet(MK_ERR_INVALID, "comm is NULL");
-    const int ret = mk_plan_check(&call, NULL);
+    const int ret = mk_plan_check(&call, NULL, false);
     return ret ? ret : launch(comm, &call);
+}
+
+static struct mk_gemm_problem problem_of(const struct mk_gemm_call *c)
+{
+    const struct mk_gemm_problem p = {c->layout,
+                                      c->dtype,
+                                      c->m,
+                                      c->n,
+                                      c->k,
+                                      c->a,
+                                      c->b,
+                                      c->c,
+                                      c->lda,
+                                      c->ldb,
+                                      c->ldc,
+                                      c->epilogue ? c->epilogue->bias : NULL,
+                                      c->epilogue ? (int)c->epilogue->act : 0};
+    return p;
 }
 
 int mk_gemm_allreduce(mk_comm_t comm, mk_layout_t layout, int64_t m, int64_t n, int64_t k, mk_dtype_t dtype,
                       const void *a, int64_t lda, const void *b, int64_t ldb, void *c, int64_t ldc,
                       const mk_epilogue_t *epilogue, void *stream)
 {
-    if (stream)
-        return mk_fail_quiet(MK_ERR_INVALID, "stream must be NULL: this process has no GPU executor");
-    return mk_gemm_allreduce_part(comm, MK_PART_FUSED, layout, m, n, k, dtype, a, lda, b, ldb, c, ldc,
-                                  epilogue);
+    const struct mk_gemm_call call = {m, n, k,        lda,    ldb,   ldc,          a,
+                                      b, c, epilogue, layout, dtype, MK_PART_FUSED};
+    const struct mk_gemm_problem p = problem_of(&call);
+    int blocks;
+    bool hopper;
+    const int gpu = mk_gemm_cuda_place(&p, stream, &blocks, &hopper);
+    if (gpu < 0)
+        return gpu;
+    if (gpu)
+        return mk_fail_quiet(MK_ERR_UNSUPPORTED,
+                             "the operands are in GPU memory: GEMM+AllReduce runs on the CPU executor only");
+    if (!comm)
+        return mk_fail_quiet(MK_ERR_INVALID, "comm is NULL");
+    const int ret = mk_plan_check(&call, stream, false);
+    return ret ? ret : launch(comm, &call);
 }
 
-/* mk_gemm runs on a communicator of one rank that the process makes once. */
+/* On the CPU mk_gemm runs on a communicator of one rank that the process makes once; its settings hold for the GPU
+ * too. */
 static pthread_once_t alone_once = PTHREAD_ONCE_INIT;
 static struct mk_comm *alone;
 static int alone_status;
@@ -105,13 +136,21 @@ int mk_gemm(mk_layout_t layout, int64_t m, int64_t n, int64_t k, mk_dtype_t dtyp
 {
     const struct mk_gemm_call call = {m, n, k,        lda,    ldb,   ldc,          a,
                                       b, c, epilogue, layout, dtype, MK_PART_FUSED};
-    const int ret = mk_plan_check(&call, stream);
-    if (ret)
+    const struct mk_gemm_problem p = problem_of(&call);
+    struct mk_gemm_choice choice;
+    int blocks;
+    bool hopper;
+    const int gpu = mk_gemm_cuda_place(&p, stream, &blocks, &hopper);
+    const int ret = gpu < 0 ? gpu : mk_plan_check(&call, stream, gpu);
+    if (ret || !m || !n)
         return ret;
     pthread_once(&alone_once, make_alone);
     if (alone_status)
         mk_last_error_set(alone_text);
-    return alone_status ? alone_status : launch(alone, &call);
+    if (alone_status || !gpu)
+        return alone_status ? alone_status : launch(alone, &call);
+    mk_gemm_choose(&p, hopper && strcmp(alone->settings.gemm, "portable"), blocks, 0, &choice);
+    return mk_gemm_cuda_launch(&p, &choice, stream);
 }
 
 /* ---- facts for commands ---- */

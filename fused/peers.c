@@ -117,6 +117,7 @@ static int open_network(struct mk_comm *comm, struct card *mine)
     desc.step = comm->note_step;
     desc.n = comm->rings.notes;
     desc.bell = comm->host.bell;
+    mk_proxy_lock(comm->proxy);
     ret = mk_engine_reg(e, fixed, comm->rings.fixed_bytes, &comm->memory, &comm->windows[0]);
     if (!ret)
         ret = mk_engine_reg(e, fixed + comm->rings.fixed_bytes, comm->rings.staging_bytes, &comm->memory,
@@ -130,6 +131,7 @@ static int open_network(struct mk_comm *comm, struct card *mine)
         snprintf(name, sizeof(name), "rank %d", rail_rank(comm, d));
         ret = mk_link_open(e, name, addr_of(mine, d), &comm->links[d]);
     }
+    mk_proxy_unlock(comm->proxy);
     if (ret)
         return ret;
     mine->notes = comm->rings.notes;

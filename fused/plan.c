@@ -50,7 +50,7 @@ static int check_operand(struct operand *o, size_t elem)
     return 0;
 }
 
-static int check_facts(const struct mk_gemm_call *c)
+static int check_facts(const struct mk_gemm_call *c, bool gpu)
 {
     if (c->layout != MK_TN && c->layout != MK_NN && c->layout != MK_NT)
         return mk_fail_quiet(MK_ERR_INVALID, "layout %d is none of MK_TN, MK_NN, MK_NT", (int)c->layout);
@@ -61,8 +61,10 @@ static int check_facts(const struct mk_gemm_call *c)
                              (long long)c->n, (long long)c->k);
     if (c->epilogue && (c->epilogue->act < MK_ACT_NONE || c->epilogue->act > MK_ACT_SILU))
         return mk_fail_quiet(MK_ERR_INVALID, "activation %d is unknown", (int)c->epilogue->act);
-    if (c->dtype == MK_FLOAT16)
+    if (c->dtype == MK_FLOAT16 && !gpu)
         return mk_fail_quiet(MK_ERR_UNSUPPORTED, "the CPU executor has fp32 and bf16, not fp16");
+    if (c->dtype == MK_FLOAT32 && gpu)
+        return mk_fail_quiet(MK_ERR_UNSUPPORTED, "on the GPU there is bf16 and fp16, not fp32");
     if (c->m > INT32_MAX || c->n > INT32_MAX ||
         mk_div_up(c->m, MK_CPU_TILE_M) > (1u << 30) / mk_div_up(c->n + 1, 32))
         return mk_fail_quiet(MK_ERR_UNSUPPORTED, "C[%lld,%lld] is too large for one call", (long long)c->m,
@@ -70,13 +72,13 @@ static int check_facts(const struct mk_gemm_call *c)
     return 0;
 }
 
-int mk_plan_check(const struct mk_gemm_call *c, const void *stream)
+int mk_plan_check(const struct mk_gemm_call *c, const void *stream, bool gpu)
 {
-    int ret = check_facts(c);
+    int ret = check_facts(c, gpu);
     if (ret)
         return ret;
-    if (stream)
-        return mk_fail_quiet(MK_ERR_INVALID, "stream must be NULL: this process has no GPU executor");
+    if (stream && !gpu)
+        return mk_fail_quiet(MK_ERR_INVALID, "stream must be NULL: the operands are in host memory");
     const size_t elem = mk_elem_bytes(c->dtype);
     struct operand o[3] = {
         {"A", c->a, c->layout == MK_NT ? c->k : c->m, c->layout == MK_NT ? c->m : c->k, c->lda, 0},

@@ -107,9 +107,11 @@ int mk_comm_init_allgather(mk_comm_t *comm, int nranks, int rank,
                            int (*allgather)(void *ctx, const void *send, void *recv, size_t bytes), void *ctx,
                            const mk_config_t *config);
 
-/* C[M,N] = epilogue(op(A) * op(B)) on this process alone. Shapes and layouts: mk_layout_t. dtype is that of A, B
- * and C; sums are fp32. M or N = 0: success, nothing written; K = 0: the product is zero. NaN and Inf propagate.
- * A or B overlapping C is an error. epilogue may be NULL.
+/* C[M,N] = epilogue(op(A) * op(B)) on this process alone. Operands in host memory: on the CPU, fp32 or bf16, stream
+ * NULL, returns when C is there. Operands in memory of the current context's GPU (compute capability 8.0 or later):
+ * bf16 or fp16, asynchronous on `stream`, may be captured into a graph; mixed operands are an error. Shapes and
+ * layouts: mk_layout_t. dtype is that of A, B and C; sums are fp32. M or N = 0: success, nothing written; K = 0: the
+ * product is zero. NaN and Inf propagate. A or B overlapping C is an error. epilogue may be NULL.
  * Errors: INVALID; UNSUPPORTED (dtype); NOMEM. */
 int mk_gemm(mk_layout_t layout, int64_t m, int64_t n, int64_t k, mk_dtype_t dtype, const void *a, int64_t lda,
             const void *b, int64_t ldb, void *c, int64_t ldc, const mk_epilogue_t *epilogue, void *stream);

@@ -4,7 +4,7 @@
 # driver API. CMake's CUDA language is not used: the object needs no CUDA runtime and loads anywhere.
 
 # Hopper code, and portable code for sm_80 and later without the Hopper paths.
-set(MK_NVCC_FLAGS -std=c++17 -O3 --Werror all-warnings -lineinfo
+set(MK_NVCC_FLAGS -std=c++17 -O3 --Werror all-warnings
     -gencode arch=compute_90a,code=sm_90a -gencode arch=compute_80,code=compute_80)
 
 # MK_HAVE_NVCC, MK_NVCC_PATH; says what happens without.

@@ -38,7 +38,7 @@
     X(reserve_sms, "MK_RESERVE_SMS", INT, "-1", fused, "SMs left to others by operators whose compute needs remote input") \
     X(fuse_start, "MK_FUSE_START", INT, "16", fused, "first fused operation under MK_DETERMINISTIC")         \
     X(threads, "MK_THREADS", INT, "0", fused, "block threads of the CPU executor; 0: cores / local ranks")   \
-    X(gemm, "MK_GEMM", WORD, "auto", fused, "auto|builtin: matrix multiply of the CPU executor; auto: OpenBLAS if it is there") \
+    X(gemm, "MK_GEMM", WORD, "auto", fused, "auto|builtin|portable: builtin: no OpenBLAS; portable: GPU kernels without Hopper instructions") \
     X(wire, "MK_WIRE", WORD, "auto", fused, "auto|fp32: type of node sums between nodes; auto: that of C")   \
     X(deterministic, "MK_DETERMINISTIC", BOOL, "0", fused, "1: no choice that could change bits between runs") \
     X(fuse, "MK_FUSE", WORD, "on", plugin, "off|graph|on: interception")                                     \

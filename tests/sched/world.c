@@ -168,7 +168,7 @@ int world_prepare(struct world *w, const struct world_call *c)
                                           (mk_layout_t)c->layout,
                                           (mk_dtype_t)c->dtype,
                                           MK_PART_FUSED};
-        int ret = mk_plan_check(&call, NULL);
+        int ret = mk_plan_check(&call, NULL, false);
         if (!ret)
             ret = mk_plan_build(&r->rings, c->wire_fp32 != 0, &call, &r->ar);
         if (ret) {

@@ -19,7 +19,7 @@ static struct mk_gemm_call good(void)
 
 static void expect(struct mk_gemm_call c, int ret, const char *word)
 {
-    assert_int_equal(mk_plan_check(&c, NULL), ret);
+    assert_int_equal(mk_plan_check(&c, NULL, false), ret);
     if (ret && !strstr(mk_last_error(), word))
         fail_msg("\"%s\" does not name %s", mk_last_error(), word);
 }
@@ -75,7 +75,8 @@ static void bad_arguments(void **state)
     WITH(epilogue, &e, MK_ERR_INVALID, "activation 4");
 #undef WITH
     c = good();
-    assert_int_equal(mk_plan_check(&c, mem), MK_ERR_INVALID);
+    assert_int_equal(mk_plan_check(&c, mem, true), MK_ERR_UNSUPPORTED); /* fp32 on the GPU */
+    assert_int_equal(mk_plan_check(&c, mem, false), MK_ERR_INVALID);
     assert_non_null(strstr(mk_last_error(), "stream"));
 }
 

@@ -1,0 +1,356 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* GEMM on the GPU: choice of kernel, tensor maps, launch. Kernels: gemm.cu. */
+#include "cuda/gemm.h"
+#include "mk/err.h"
+#include "mk/log.h"
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Kernel parameters: the same words as the structs of tile/gemm_sm90.cuh, gemm_skinny_sm90.cuh, gemm_portable.cuh. */
+struct big_params {
+    struct mk_cu_map a, b, c;
+    int32_t m, n, k, group;
+    const void *bias;
+    int32_t act, pad;
+};
+struct skinny_params {
+    struct mk_cu_map w, x;
+    void *c;
+    int64_t ldc;
+    const void *bias;
+    int32_t m, n, k, act, splits, wide;
+};
+struct portable_params {
+    const void *a, *b, *bias;
+    void *c;
+    int64_t lda, ldb, ldc;
+    int32_t m, n, k, act, layout, group;
+};
+
+/* ---- choice ---- */
+
+static bool map_fits(const void *p, int64_t ld)
+{
+    return (uintptr_t)p % 16 == 0 && ld % 8 == 0;
+}
+
+static int64_t up(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+/* Expected time of a tile configuration in units of one 16-deep matrix step of 128 x 256: waves x (steps + what a
+ * tile costs besides). Smaller tiles feed the matrix unit less well. Constants from measurements: tile/NOTES.md. */
+static double big_cost(const struct mk_gemm_problem *p, int bn, int cm, int blocks)
+{
+    const double rate = bn == 256 ? 1.0 : bn == 192 ? 0.98 : bn == 128 ? 0.88 : 0.69;
+    const int64_t tiles = up(p->m, 128 * cm) * up(p->n, bn), units = blocks / cm;
+    if (!units)
+        return 1e30;
+    return (double)up(tiles, units) * ((double)up(p->k, 64) * 4 * bn / 256 / rate + (cm == 2 ? 8 : 6));
+}
+
+static void choose_big(const struct mk_gemm_problem *p, int blocks, struct mk_gemm_choice *out)
+{
+    static const int shapes[][2] = {{256, 1}, {256, 2}, {192, 1}, {128, 1}, {64, 1}};
+    double best = 1e31;
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        const double cost = big_cost(p, shapes[i][0], shapes[i][1], blocks);
+        if (cost < best) {
+            best = cost;
+            out->bn = shapes[i][0];
+            out->cm = shapes[i][1];
+        }
+    }
+}
+
+/* Two parts of K where one alone does not fill the device twice (two blocks run on a multiprocessor); clusters of
+ * four and more were slower at every shape. */
+static void choose_skinny(const struct mk_gemm_problem *p, int blocks, struct mk_gemm_choice *out)
+{
+    out->bn = p->m <= 8 ? 8 : p->m <= 16 ? 16 : p->m <= 32 ? 32 : 64;
+    out->splits = up(p->n, 64) * 2 <= 2 * blocks && up(p->k, 64) >= 8 ? 2 : 1;
+}
+
+void mk_gemm_choose(const struct mk_gemm_problem *p, bool hopper, int blocks, int bands,
+                    struct mk_gemm_choice *out)
+{
+    struct mk_gemm_choice c;
+    memset(&c, 0, sizeof(c));
+    c.blocks = blocks;
+    c.kind = MK_GEMM_PORTABLE;
+    c.cm = c.splits = 1;
+    const bool in = p->k > 0 && map_fits(p->a, p->lda) && map_fits(p->b, p->ldb);
+    if (hopper && in && p->m <= 64 && p->layout != MK_NT && !bands) {
+        c.kind = MK_GEMM_SKINNY;
+        choose_skinny(p, blocks, &c);
+    } else if (hopper && in && map_fits(p->c, p->ldc) && p->n % 8 == 0) {
+        /* n: the copy engine stores whole 16 bytes, also where the row ends within them (measured) */
+        c.kind = MK_GEMM_BIG;
+        choose_big(p, blocks, &c);
+        c.group = bands ? bands : 16 / c.cm;
+    }
+    *out = c;
+}
+
+/* ---- kernels ---- */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static void *library[2]; /* bf16, fp16 */
+static struct kernel {
+    char name[32];
+    void *kernel;
+    uint64_t prepared; /* one bit a device */
+} kernels[96];
+static int nkernels;
+
+/* The kernel by name, loaded for the current device with its shared memory. Outside of any capture's rules: loading
+ * is no work of a stream. */
+static int find_kernel(const struct mk_cuda *cu, const char *name, int fp16, int smem, void **out)
+{
+    int err = 0, device, relaxed = MK_CU_CAPTURE_RELAXED;
+    struct kernel *k = NULL;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < nkernels; i++)
+        if (!strcmp(kernels[i].name, name))
+            k = &kernels[i];
+    err = cu->ctx_device(&device);
+    if (!err && k && device < 64 && k->prepared >> device & 1)
+        goto out;
+    cu->capture_mode(&relaxed);
+    if (!err && !library[fp16])
+        err = cu->library_load(&library[fp16], fp16 ? mk_kernels_gemm_fp16 : mk_kernels_gemm_bf16, NULL, NULL,
+                               0, NULL, NULL, 0);
+    if (!err && !k && nkernels < (int)(sizeof(kernels) / sizeof(kernels[0]))) {
+        k = &kernels[nkernels];
+        err = cu->library_kernel(&k->kernel, library[fp16], name);
+        if (!err) {
+            snprintf(k->name, sizeof(k->name), "%s", name);
+            k->prepared = 0;
+            nkernels++;
+        }
+    }
+    void *function;
+    if (!err && smem > 48 * 1024)
+        err = cu->kernel_set_attribute(MK_CU_FUNC_DYNAMIC_SMEM, smem, k->kernel, device);
+    if (!err)
+        err = cu->kernel_function(&function, k->kernel); /* loads it now */
+    if (!err && device < 64)
+        k->prepared |= 1ull << device;
+    cu->capture_mode(&relaxed);
+out:
+    pthread_mutex_unlock(&lock);
+    if (err)
+        return mk_cuda_fail(err, name);
+    *out = k->kernel;
+    return 0;
+}
+
+/* A map over x [rows, cols] (cols contiguous, row stride ld), in boxes of box_rows x box_cols. */
+static int make_map(const struct mk_cuda *cu, struct mk_cu_map *map, const struct mk_gemm_problem *p,
+                    const void *x, int64_t rows, int64_t cols, int64_t ld, uint32_t box_rows,
+                    uint32_t box_cols)
+{
+    const uint64_t dims[2] = {(uint64_t)cols, (uint64_t)rows}, strides[1] = {(uint64_t)ld * 2};
+    const uint32_t box[2] = {box_cols, box_rows}, steps[2] = {1, 1};
+    const int err = cu->tensor_map(map, p->dtype == MK_FLOAT16 ? MK_CU_MAP_FLOAT16 : MK_CU_MAP_BFLOAT16, 2,
+                                   (void *)(uintptr_t)x, dims, strides, box, steps, 0, MK_CU_MAP_SWIZZLE_128B,
+                                   MK_CU_MAP_L2_256B, 0);
+    return err ? mk_cuda_fail(err, "tensor map") : 0;
+}
+
+static int launch(const struct mk_cuda *cu, const struct mk_gemm_problem *p, const char *name, int smem,
+                  int grid, int threads, int cluster, bool early, void *params, void *stream)
+{
+    struct mk_cu_attr attr[2];
+    struct mk_cu_launch config;
+    void *kernel = NULL, *args[1] = {params};
+    int ret = find_kernel(cu, name, p->dtype == MK_FLOAT16, smem, &kernel);
+    if (ret)
+        return ret;
+    memset(&config, 0, sizeof(config));
+    memset(attr, 0, sizeof(attr));
+    config.grid[0] = (uint32_t)grid;
+    config.grid[1] = config.grid[2] = config.block[1] = config.block[2] = 1;
+    config.block[0] = (uint32_t)threads;
+    config.smem = (uint32_t)smem;
+    config.stream = stream;
+    /* The kernels wait for what is before them in the stream before they touch memory, so they may start early. */
+    attr[0].id = MK_CU_LAUNCH_PROGRAMMATIC;
+    attr[0].value.programmatic = 1;
+    attr[1].id = MK_CU_LAUNCH_CLUSTER;
+    attr[1].value.cluster[0] = (uint32_t)cluster;
+    attr[1].value.cluster[1] = attr[1].value.cluster[2] = 1;
+    config.attrs = early ? attr : attr + 1;
+    config.nattrs = (early ? 1u : 0u) + (cluster > 1 ? 1 : 0);
+    const int err = cu->launch(&config, kernel, args, NULL);
+    return err ? mk_cuda_fail(err, name) : 0;
+}
+
+/* ---- launches ---- */
+
+static const char *const layouts[] = {"tn", "nn", "nt"};
+
+static const char *type_name(const struct mk_gemm_problem *p)
+{
+    return p->dtype == MK_FLOAT16 ? "fp16" : "bf16";
+}
+
+static int big_smem(int bn)
+{
+    const int stage = (128 + bn) * 128, out = bn >= 128 ? 32768 : 16384;
+    const int fit = (232448 - 2048 - out) / stage;
+    return 2048 + (fit > 8 ? 8 : fit) * stage + out;
+}
+
+static int launch_big(const struct mk_cuda *cu, const struct mk_gemm_problem *p,
+                      const struct mk_gemm_choice *c, void *stream)
+{
+    struct big_params q;
+    char name[48];
+    memset(&q, 0, sizeof(q));
+    int ret = p->layout == MK_NT ? make_map(cu, &q.a, p, p->a, p->k, p->m, p->lda, 64, 64)
+                                 : make_map(cu, &q.a, p, p->a, p->m, p->k, p->lda, 128, 64);
+    if (!ret)
+        ret = p->layout == MK_TN
+                  ? make_map(cu, &q.b, p, p->b, p->n, p->k, p->ldb, (uint32_t)(c->bn / c->cm), 64)
+                  : make_map(cu, &q.b, p, p->b, p->k, p->n, p->ldb, 64, 64);
+    if (!ret)
+        ret = make_map(cu, &q.c, p, p->c, p->m, p->n, p->ldc, 64, 64);
+    if (ret)
+        return ret;
+    q.m = (int32_t)p->m;
+    q.n = (int32_t)p->n;
+    q.k = (int32_t)p->k;
+    q.group = c->group;
+    q.bias = p->bias;
+    q.act = p->act;
+    const int64_t tiles = up(p->m, 128 * c->cm) * up(p->n, c->bn) * c->cm;
+    const int64_t grid = tiles < c->blocks / c->cm * c->cm ? tiles : c->blocks / c->cm * c->cm;
+    snprintf(name, sizeof(name), "gemm_%s_%s_%dx%d", layouts[p->layout], type_name(p), c->bn, c->cm);
+    return launch(cu, p, name, big_smem(c->bn), (int)grid, 384, c->cm, true, &q, stream);
+}
+
+static int launch_skinny(const struct mk_cuda *cu, const struct mk_gemm_problem *p,
+                         const struct mk_gemm_choice *c, void *stream)
+{
+    struct skinny_params q;
+    char name[48];
+    memset(&q, 0, sizeof(q));
+    int ret = p->layout == MK_TN ? make_map(cu, &q.w, p, p->b, p->n, p->k, p->ldb, 64, 64)
+                                 : make_map(cu, &q.w, p, p->b, p->k, p->n, p->ldb, 64, 64);
+    if (!ret)
+        ret = make_map(cu, &q.x, p, p->a, p->m, p->k, p->lda, (uint32_t)c->bn, 64);
+    if (ret)
+        return ret;
+    q.c = p->c;
+    q.ldc = p->ldc;
+    q.bias = p->bias;
+    q.m = (int32_t)p->m;
+    q.n = (int32_t)p->n;
+    q.k = (int32_t)p->k;
+    q.act = p->act;
+    q.splits = c->splits;
+    q.wide = (uintptr_t)p->c % 8 == 0 && p->ldc % 4 == 0;
+    const int stage = 8192 + c->bn * 128;
+    const int stages = (112 * 1024 - 2048) / stage > 12 ? 12 : (112 * 1024 - 2048) / stage;
+    snprintf(name, sizeof(name), "skinny_%s_%s_%d", layouts[p->layout], type_name(p), c->bn);
+    return launch(cu, p, name, 1536 + stages * stage, (int)up(p->n, 64) * c->splits, 160, c->splits, true, &q,
+                  stream);
+}
+
+static int launch_portable(const struct mk_cuda *cu, const struct mk_gemm_problem *p,
+                           const struct mk_gemm_choice *c, void *stream)
+{
+    struct portable_params q;
+    char name[48];
+    memset(&q, 0, sizeof(q));
+    q.a = p->a;
+    q.b = p->b;
+    q.c = p->c;
+    q.bias = p->bias;
+    q.lda = p->lda;
+    q.ldb = p->ldb;
+    q.ldc = p->ldc;
+    q.m = (int32_t)p->m;
+    q.n = (int32_t)p->n;
+    q.k = (int32_t)p->k;
+    q.act = p->act;
+    q.layout = (int32_t)p->layout;
+    const int64_t tiles = up(p->m, 128) * up(p->n, 128);
+    snprintf(name, sizeof(name), "portable_%s", type_name(p));
+    return launch(cu, p, name, 0, (int)(tiles < c->blocks ? tiles : c->blocks), 256, 1, false, &q, stream);
+}
+
+int mk_gemm_cuda_launch(const struct mk_gemm_problem *p, const struct mk_gemm_choice *c, void *stream)
+{
+    const struct mk_cuda *cu = mk_cuda_open(NULL);
+    if (!cu)
+        return mk_fail(MK_ERR_CUDA, "FUSED", "no CUDA driver");
+    if (c->kind == MK_GEMM_BIG)
+        return launch_big(cu, p, c, stream);
+    return c->kind == MK_GEMM_SKINNY ? launch_skinny(cu, p, c, stream) : launch_portable(cu, p, c, stream);
+}
+
+/* ---- where are the operands? ---- */
+
+/* 1: memory of `device`; 0: not device memory; -1: of another device. */
+static int on_device(const struct mk_cuda *cu, const void *p, int device)
+{
+    unsigned type = 0;
+    int at = -1;
+    if (!p || cu->pointer_attribute(&type, MK_CU_POINTER_MEMORY_TYPE, (mk_cu_ptr)(uintptr_t)p) ||
+        type != MK_CU_MEMORY_DEVICE)
+        return 0;
+    if (cu->pointer_attribute(&at, MK_CU_POINTER_DEVICE, (mk_cu_ptr)(uintptr_t)p))
+        return 0;
+    return at == device ? 1 : -1;
+}
+
+int mk_gemm_cuda_place(const struct mk_gemm_problem *p, void *stream, int *blocks, bool *hopper)
+{
+    const struct mk_cuda *cu = mk_cuda_open(NULL);
+    void *ctx = NULL, *stream_ctx = NULL;
+    int device = -1, major = 0, minor = 0, sms = 0, n = 0, want = 0;
+    if (!cu || cu->ctx_current(&ctx) || !ctx || cu->ctx_device(&device))
+        return 0;
+    const struct {
+        const char *name;
+        const void *p;
+        bool used;
+    } o[] = {
+        {"A", p->a, p->k > 0}, {"B", p->b, p->k > 0}, {"C", p->c, true}, {"bias", p->bias, p->bias != NULL}};
+    const char *other = NULL;
+    for (size_t i = 0; i < sizeof(o) / sizeof(o[0]); i++) {
+        const int where = o[i].used ? on_device(cu, o[i].p, device) : 0;
+        if (where < 0)
+            return mk_fail_quiet(MK_ERR_INVALID,
+                                 "%s is in the memory of another GPU than the current one (%d)", o[i].name,
+                                 device);
+        if (o[i].used && !where)
+            other = o[i].name;
+        n += where;
+        want += o[i].used;
+    }
+    if (!n)
+        return 0;
+    if (n != want)
+        return mk_fail_quiet(MK_ERR_INVALID, "%s is not in GPU memory, other operands are", other);
+    if (stream && (cu->stream_ctx(stream, &stream_ctx) || stream_ctx != ctx))
+        return mk_fail_quiet(MK_ERR_INVALID, "stream belongs to another context than the current one");
+    if (!mk_kernels_built)
+        return mk_fail_quiet(
+            MK_ERR_UNSUPPORTED,
+            "the operands are in GPU memory, but this library was built without kernels (no nvcc)");
+    cu->device_attribute(&major, MK_CU_ATTR_MAJOR, device);
+    cu->device_attribute(&minor, MK_CU_ATTR_MINOR, device);
+    cu->device_attribute(&sms, MK_CU_ATTR_SMS, device);
+    if (major < 8)
+        return mk_fail_quiet(MK_ERR_UNSUPPORTED, "GPU %d has compute capability %d.%d; 8.0 is the least",
+                             device, major, minor);
+    *blocks = sms;
+    *hopper = major == 9 && minor == 0;
+    return 1;
+}

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* GEMM on the GPU: which kernel for which problem, and its launch. Private to fused/. */
+#pragma once
+#include "cuda/driver.h"
+#include "mkernel.h"
+
+/* The embedded fat binaries (made by nvcc from gemm_bf16.cu, gemm_fp16.cu; none.c without nvcc). */
+extern const uint8_t mk_kernels_gemm_bf16[], mk_kernels_gemm_fp16[];
+extern const bool mk_kernels_built;
+
+enum mk_gemm_kind { MK_GEMM_BIG = 0, MK_GEMM_SKINNY = 1, MK_GEMM_PORTABLE = 2 };
+
+/* What a launch will be. kind, bn, cm, splits belong to the numerics key (K order, split factor); grid and group do
+ * not. */
+struct mk_gemm_choice {
+    enum mk_gemm_kind kind;
+    int bn;     /* big: columns of a tile; skinny: rows of A that fit */
+    int cm;     /* big: blocks of a cluster, along M */
+    int splits; /* skinny: parts of K, blocks of a cluster */
+    int group;  /* big: bands open at a time */
+    int blocks; /* grid */
+};
+
+struct mk_gemm_problem {
+    mk_layout_t layout;
+    mk_dtype_t dtype;
+    int64_t m, n, k;
+    const void *a, *b;
+    void *c;
+    int64_t lda, ldb, ldc;
+    const void *bias;
+    int act;
+};
+
+/* Pure: from shape, alignment and number of blocks (SMs). hopper: the device has the Hopper kernels. bands > 0: row
+ * bands are finished in order, so many open at a time; 0: the order that keeps L2 warm. */
+void mk_gemm_choose(const struct mk_gemm_problem *p, bool hopper, int blocks, int bands,
+                    struct mk_gemm_choice *out);
+/* Launches on the current context; asynchronous, capturable. */
+int mk_gemm_cuda_launch(const struct mk_gemm_problem *p, const struct mk_gemm_choice *c, void *stream);
+
+/* Where do the operands live? 1: all on the current context's device (then *blocks, *hopper); 0: none of them is
+ * device memory; INVALID: mixed, another device, a stream of another context. */
+int mk_gemm_cuda_place(const struct mk_gemm_problem *p, void *stream, int *blocks, bool *hopper);

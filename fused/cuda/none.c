@@ -1,0 +1,8 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* Built without nvcc: there are no kernels, and mk_kernels_built says so. */
+#include "cuda/gemm.h"
+
+const uint8_t mk_kernels_gemm_bf16[1] = {0};
+const uint8_t mk_kernels_gemm_fp16[1] = {0};
+const bool mk_kernels_built = false;

@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* Hopper instructions, one a function: mbarriers, bulk tensor copies, clusters, warpgroup MMA bookkeeping. */
+#pragma once
+#include <cuda.h>
+#include <stdint.h>
+
+#define MK_PTX static __device__ __forceinline__
+
+MK_PTX uint32_t mk_smem(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+/* ---- mbarriers. A wait is for a phase parity; arrivals release, waits acquire (CTA scope). ---- */
+
+MK_PTX void mk_mbar_init(uint32_t bar, uint32_t count)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory");
+}
+/* Makes inits visible to the copy engine and to the cluster. */
+MK_PTX void mk_mbar_init_fence(void)
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+MK_PTX void mk_mbar_expect(uint32_t bar, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
+}
+MK_PTX void mk_mbar_arrive(uint32_t bar)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+/* Arrives at the barrier at the same place in CTA `cta` of the cluster. It orders no ordinary writes of this thread
+ * (a release at cluster scope costs a memory barrier per arrival): what it says is that the matrix unit has read the
+ * stage, which wgmma.wait_group has established. */
+MK_PTX void mk_mbar_arrive_at(uint32_t bar, uint32_t cta)
+{
+    asm volatile("{\n.reg .b32 remote;\n"
+                 "mapa.shared::cluster.u32 remote, %0, %1;\n"
+                 "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}\n" ::"r"(bar),
+                 "r"(cta)
+                 : "memory");
+}
+MK_PTX bool mk_mbar_try(uint32_t bar, uint32_t parity)
+{
+    uint32_t done;
+    asm volatile("{\n.reg .pred p;\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                 "selp.b32 %0, 1, 0, p;\n}\n"
+                 : "=r"(done)
+                 : "r"(bar), "r"(parity)
+                 : "memory");
+    return done != 0;
+}
+MK_PTX void mk_mbar_wait(uint32_t bar, uint32_t parity)
+{
+    while (!mk_mbar_try(bar, parity))
+        ;
+}
+
+/* ---- bulk tensor copies ---- */
+
+MK_PTX void mk_tma_load(uint32_t dst, const CUtensorMap *map, uint32_t bar, int32_t x, int32_t y)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, "
+                 "{%3, %4}], [%2];" ::"r"(dst),
+                 "l"(map), "r"(bar), "r"(x), "r"(y)
+                 : "memory");
+}
+/* To the same place in every CTA of `mask`; each one's barrier at the same place counts the bytes. */
+MK_PTX void mk_tma_load_multicast(uint32_t dst, const CUtensorMap *map, uint32_t bar, int32_t x, int32_t y,
+                                  uint16_t mask)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::"
+                 "cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(dst),
+                 "l"(map), "r"(bar), "r"(x), "r"(y), "h"(mask)
+                 : "memory");
+}
+MK_PTX void mk_tma_store(const CUtensorMap *map, uint32_t src, int32_t x, int32_t y)
+{
+    asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+                 "r"(src), "r"(x), "r"(y)
+                 : "memory");
+}
+MK_PTX void mk_tma_commit(void)
+{
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+/* At most N of this thread's groups may still read shared memory. */
+template <int N> MK_PTX void mk_tma_wait_read(void)
+{
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+}
+/* At most N of this thread's groups are not yet written to global memory. */
+template <int N> MK_PTX void mk_tma_wait(void)
+{
+    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
+}
+MK_PTX void mk_tma_prefetch(const CUtensorMap *map)
+{
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+/* Orders ordinary accesses to shared memory before later ones of the copy engine. */
+MK_PTX void mk_fence_smem_async(void)
+{
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/* ---- clusters ---- */
+
+MK_PTX uint32_t mk_cluster_rank(void)
+{
+    uint32_t r;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    return r;
+}
+MK_PTX uint32_t mk_cluster_id(void)
+{
+    uint32_t r;
+    asm volatile("mov.u32 %0, %%clusterid.x;" : "=r"(r));
+    return r;
+}
+MK_PTX uint32_t mk_clusters(void)
+{
+    uint32_t r;
+    asm volatile("mov.u32 %0, %%nclusterid.x;" : "=r"(r));
+    return r;
+}
+MK_PTX void mk_cluster_sync(void)
+{
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
+/* Address of the same place in the shared memory of CTA `cta`. */
+MK_PTX uint32_t mk_cluster_map(uint32_t addr, uint32_t cta)
+{
+    uint32_t r;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(addr), "r"(cta));
+    return r;
+}
+MK_PTX float4 mk_cluster_load4(uint32_t addr)
+{
+    float4 v;
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(addr)
+                 : "memory");
+    return v;
+}
+
+/* Waits until the grids before this one in its stream are complete and their writes visible (programmatic launch:
+ * this grid may have started early). Without that attribute it returns at once. */
+MK_PTX void mk_grid_wait(void)
+{
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+/* The next grid may be launched as soon as all blocks have said this; it waits by mk_grid_wait. */
+MK_PTX void mk_grid_launch_next(void)
+{
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+/* ---- warpgroups ---- */
+
+MK_PTX void mk_wgmma_fence(void)
+{
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+MK_PTX void mk_wgmma_commit(void)
+{
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int N> MK_PTX void mk_wgmma_wait(void)
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+template <int N> MK_PTX void mk_regs_up(void)
+{
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
+}
+template <int N> MK_PTX void mk_regs_down(void)
+{
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
+}
+/* Barrier of `threads` threads, numbered 1 to 15 (0 is __syncthreads). */
+MK_PTX void mk_bar_sync(uint32_t id, uint32_t threads)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+MK_PTX void mk_stmatrix4(uint32_t addr, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(addr), "r"(a),
+                 "r"(b), "r"(c), "r"(d)
+                 : "memory");
+}
+
+/* Shared memory descriptor of a wgmma operand with 128-byte swizzle. Strides in bytes (Hopper's canonical layouts,
+ * in units of 8 rows x 128 bytes): K contiguous: sbo = 1024 between groups of 8 rows; M or N contiguous: lbo between
+ * panels of 64 elements, sbo = 1024 between groups of 8 k. */
+MK_PTX uint64_t mk_wgmma_desc(uint32_t addr, uint32_t lbo, uint32_t sbo)
+{
+    return (uint64_t)((addr & 0x3ffff) >> 4) | (uint64_t)((lbo & 0x3ffff) >> 4) << 16 |
+           (uint64_t)((sbo & 0x3ffff) >> 4) << 32 | 1ull << 62;
+}

@@ -1,0 +1,17 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Copyright mKernel authors
+# tests/gpu/gemm.sh [BUILD]: correctness, sanitizers and timing of the GEMM kernels on a machine with a GPU, in one go.
+# cuBLAS must be in the loader's path.
+set -u
+build=${1:-build}
+timeout 200 "$build/tests/test_gpu_gemm" 500 || exit 1
+for tool in memcheck racecheck synccheck initcheck; do
+    command -v compute-sanitizer >/dev/null || { echo "skip: compute-sanitizer $tool: not there"; continue; }
+    timeout 250 compute-sanitizer --tool $tool --error-exitcode 9 --print-limit 3 "$build/tests/test_gpu_gemm" 4 3 2>&1 | tail -n 4
+done
+for what in table bands tp decode; do timeout 120 "$build/tests/mkbench_gemm" $what 132 9; done
+timeout 120 "$build/tests/mkbench_gemm" table 66 9
+cuobjdump --dump-sass "$build/tests/test_gpu_gemm" 2>/dev/null | awk '
+    /Function :/ { f = $3 } /HGMMA/ { h[f]++ } /STL|LDL/ { s[f]++ }
+    END { for (i in h) n++; for (i in s) print "spills:", i, s[i]; print n, "kernels use HGMMA" }'
