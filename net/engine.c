@@ -15,12 +15,14 @@
 #define FUTILE_MAX 8u
 #define NAP_MAX_NS 200000u
 
-/* `loop` is for ranks on one host and for tests: only on request. */
+/* In the order of choice; verbs is there only with an RDMA device whose port is up. `loop` is for ranks on one host and
+ * for tests: only on request. */
 static const struct {
     const char *name;
     const struct mk_net_ops *ops;
     bool automatic;
 } transports[] = {
+    {"verbs", &mk_verbs_ops, true},
     {"ofi", &mk_ofi_ops, true},
     {"loop", &mk_loop_ops, false},
 };
@@ -92,6 +94,7 @@ int mk_engine_open(const struct mk_settings *s, struct mk_engine **out)
         if (ret != MK_ERR_UNSUPPORTED || !automatic)
             return ret;
         snprintf(why, sizeof(why), "%.290s", mk_last_error());
+        MK_INFO("NET", "transport %s does not work here: %s", transports[i].name, why);
     }
     if (!automatic)
         return mk_fail(MK_ERR_UNSUPPORTED, "NET", "transport MK_NET=%s is not in this build", s->net);

@@ -53,7 +53,7 @@ enum mk_wc_kind { MK_WC_LOCAL = 0, MK_WC_REMOTE = 1 };
 struct mk_wc {
     enum mk_wc_kind kind;
     int status;           /* LOCAL: 0 or MK_ERR_NET / MK_ERR_PEER */
-    uint64_t id;          /* LOCAL */
+    uint64_t id;          /* LOCAL; UINT64_MAX with a status: the connection broke with nothing in flight */
     uint32_t imm;         /* REMOTE */
     struct mk_conn *conn; /* LOCAL: the connection; REMOTE: may be NULL (shared endpoints do not know it) */
     char text[96];        /* cause, where status != 0 */
@@ -81,5 +81,6 @@ struct mk_net_ops {
     void (*wake)(struct mk_dev *dev);
 };
 
+extern const struct mk_net_ops mk_verbs_ops;
 extern const struct mk_net_ops mk_ofi_ops;
 extern const struct mk_net_ops mk_loop_ops;

@@ -2,7 +2,7 @@
  * Copyright mKernel authors */
 /* One test for all completion adapters: an arrival flag names a payload that is complete.
  *
- *   conformance ADAPTER [net=loop|ofi] [provider=NAME, + for ;] [chunks=N] [bytes=N] [hostile=SEED] [ordered=0|1] [stall=S]
+ *   conformance ADAPTER [net=loop|ofi|verbs] [provider=NAME, + for ;] [chunks=N] [bytes=N] [hostile=SEED] [ordered=0|1] [stall=S]
  *               [expect=caught]
  *
  * A sending thread fills source slots and hands commands to a proxy; a checking thread on the other side polls the

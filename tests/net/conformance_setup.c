@@ -26,7 +26,9 @@ static int open_memory(struct cf *t, struct cf_side *s)
 
 static int open_side(struct cf *t, struct cf_side *s, bool credits)
 {
-    const struct mk_net_ops *ops = !strcmp(t->set.net, "ofi") ? &mk_ofi_ops : &mk_loop_ops;
+    const struct mk_net_ops *ops = !strcmp(t->set.net, "ofi")     ? &mk_ofi_ops
+                                   : !strcmp(t->set.net, "verbs") ? &mk_verbs_ops
+                                                                  : &mk_loop_ops;
     int ret = mk_engine_open_with(&t->set, ops, t->adapter, &s->e);
     if (ret)
         return ret;

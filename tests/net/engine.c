@@ -106,13 +106,19 @@ static void adapter_choice(void **state)
     assert_int_equal(mk_engine_open_with(&set, &fake_ops, NULL, &e), 0);
     assert_string_equal(mk_engine_caps(e)->adapter, "flag");
     mk_engine_close(e);
-    strcpy(set.net, "verbs");
+    strcpy(set.net, "pigeon");
     assert_int_equal(mk_engine_open(&set, &e), MK_ERR_UNSUPPORTED);
-    assert_non_null(strstr(mk_last_error(), "MK_NET=verbs"));
+    assert_non_null(strstr(mk_last_error(), "MK_NET=pigeon"));
     /* auto: what was tried, what to install, and never loop unasked */
     strcpy(set.net, "auto");
     strcpy(set.ofi_provider, "no_such_provider");
-    assert_int_equal(mk_engine_open(&set, &e), MK_ERR_UNSUPPORTED);
+    const int ret = mk_engine_open(&set, &e);
+    if (!ret) { /* this machine has an RDMA device */
+        assert_string_equal(mk_engine_caps(e)->transport, "verbs");
+        mk_engine_close(e);
+        return;
+    }
+    assert_int_equal(ret, MK_ERR_UNSUPPORTED);
     assert_non_null(strstr(mk_last_error(), "ofi: "));
     assert_non_null(strstr(mk_last_error(), "libfabric1"));
     assert_non_null(strstr(mk_last_error(), "MK_NET=loop"));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
-/* One program over the transport table: test_net_transport loop|ofi [ordered] [hostile=SEED] [provider=NAME], where
+/* One program over the transport table: test_net_transport loop|ofi|verbs [ordered] [hostile=SEED] [provider=NAME], where
  * a + in NAME stands for ;. Cases in transport_cases.c. A transport that this machine lacks: skip. */
 #include "transport.h"
 #include "mk/err.h"
@@ -211,7 +211,7 @@ static int parse(struct side *t, int argc, char **argv)
 {
     if (argc < 2 || mk_settings_load(&t->s, true))
         return 2;
-    t->ops = strcmp(argv[1], "ofi") ? &mk_loop_ops : &mk_ofi_ops;
+    t->ops = !strcmp(argv[1], "ofi") ? &mk_ofi_ops : !strcmp(argv[1], "verbs") ? &mk_verbs_ops : &mk_loop_ops;
     for (int i = 2; i < argc; i++) {
         if (!strcmp(argv[i], "ordered"))
             t->s.ordered = true;
@@ -237,7 +237,7 @@ int main(int argc, char **argv)
     static struct side t;
     int fds[2], status = 0;
     if (parse(&t, argc, argv) || socketpair(AF_UNIX, SOCK_STREAM, 0, fds)) {
-        fprintf(stderr, "usage: %s loop|ofi [ordered] [hostile=SEED] [us=LATENCY] [provider=NAME]\n",
+        fprintf(stderr, "usage: %s loop|ofi|verbs [ordered] [hostile=SEED] [us=LATENCY] [provider=NAME]\n",
                 argv[0]);
         return 2;
     }

@@ -4,7 +4,7 @@
 # soft_roce.sh BUILD: all checks of one machine, in one boot.
 cd "$(dirname "$0")"
 . ./steps.sh
-build=$1
+build=$1 tests=$1/tests
 
 soft_roce_is_up() {
     rdma link | grep 'rxe0/1 state ACTIVE' && [ -c /dev/infiniband/uverbs0 ] &&
@@ -12,5 +12,11 @@ soft_roce_is_up() {
 }
 
 step "soft RoCE is up" 20 bash -c "$(declare -f soft_roce_is_up); soft_roce_is_up"
-step "transport loop" 100 "$build/tests/test_net_transport_loop" loop
+step "transport verbs" 100 "$tests/test_net_transport_loop" verbs
+step "transport verbs ordered" 100 "$tests/test_net_transport_loop" verbs ordered
+step "conformance immediate" 100 "$tests/test_net_conformance" immediate net=verbs chunks=20000
+step "conformance flag" 100 "$tests/test_net_conformance" flag net=verbs ordered=1 chunks=20000
+step "doorbells" 60 "$tests/test_net_verbs_rate"
+MK_NET=verbs step "fused over verbs" 60 "$build/bin/mkrun" --nodes 2 --ranks-per-node 1 -- "$tests/example"
+step "faults" 200 "$tests/test_net_verbs_faults" "$PORT"
 finish
