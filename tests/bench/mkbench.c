@@ -10,10 +10,12 @@ static const struct {
     int (*run)(int argc, char **argv);
 } commands[] = {
     {"net", bench_net},
+    {"gemm", bench_gemm},
 };
 
 static const char help[] = "usage: mkbench SUBCOMMAND [options]\n"
-                           "  net   the network engine against a raw libfabric loop (mkbench net --help)\n";
+                           "  net   the network engine against a raw libfabric loop (mkbench net --help)\n"
+                           "  gemm  the GPU GEMM kernels against cuBLAS (mkbench gemm --help)\n";
 
 int main(int argc, char **argv)
 {

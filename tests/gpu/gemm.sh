@@ -6,12 +6,15 @@
 set -u
 build=${1:-build}
 timeout 200 "$build/tests/test_gpu_gemm" 500 || exit 1
+# Ours alone: cuBLAS's kernels have hazards of their own, and asking where a pointer lives is an error by design.
+only="--report-api-errors no --kernel-name-exclude kns=nvjet --kernel-name-exclude kns=cutlass"
 for tool in memcheck racecheck synccheck initcheck; do
     command -v compute-sanitizer >/dev/null || { echo "skip: compute-sanitizer $tool: not there"; continue; }
-    timeout 250 compute-sanitizer --tool $tool --error-exitcode 9 --print-limit 3 "$build/tests/test_gpu_gemm" 4 3 2>&1 | tail -n 4
+    timeout 250 compute-sanitizer --tool $tool $only --error-exitcode 9 --print-limit 3 "$build/tests/test_gpu_gemm" 4 3 2>&1 | tail -n 4
 done
-for what in table bands tp decode; do timeout 120 "$build/tests/mkbench_gemm" $what 132 9; done
-timeout 120 "$build/tests/mkbench_gemm" table 66 9
+for set in table tp decode; do timeout 120 "$build/bin/mkbench" gemm --set $set; done
+timeout 120 "$build/bin/mkbench" gemm --set table --bands 2
+timeout 120 "$build/bin/mkbench" gemm --set table --blocks 66
 cuobjdump --dump-sass "$build/tests/test_gpu_gemm" 2>/dev/null | awk '
     /Function :/ { f = $3 } /HGMMA/ { h[f]++ } /STL|LDL/ { s[f]++ }
-    END { for (i in h) n++; for (i in s) print "spills:", i, s[i]; print n, "kernels use HGMMA" }'
+    END { for (i in h) n += 1; for (i in s) print "spills:", i, s[i]; print n + 0, "kernels use HGMMA" }'
