@@ -24,8 +24,8 @@
 #define IDLE_YIELDS 40u /* as many yields, if they are cheap, then sleep */
 #define YIELD_DEAR_NS 100000u
 #define YIELD_PAUSE 256u /* idle times without yields after a dear one */
-#define SLEEP_MIN_NS 20000u
-#define SLEEP_MAX_NS 1000000u     /* some networks cannot wake us when something arrives */
+#define SLEEP_MAX_NS                                                                                         \
+    1000000u /* an arrival, a kick or a due post ends it; ofi naps less where it cannot wake us */
 #define SLEEP_NOLINK_NS 50000000u /* nothing can arrive: a kick or a lock wakes us */
 #define COMMS 65536u
 
@@ -79,9 +79,7 @@ static void go_idle(struct mk_proxy *p)
     if ((p->has_held || !mk_ring_peek(&p->ring, p->next, &peek)) &&
         !__atomic_load_n(&p->stop, __ATOMIC_ACQUIRE) && !__atomic_load_n(&p->lockers, __ATOMIC_ACQUIRE)) {
         p->stats.sleeps++;
-        mk_engine_wait(p->e, p->sleep_ns);
-        const uint64_t max = p->e->links ? SLEEP_MAX_NS : SLEEP_NOLINK_NS;
-        p->sleep_ns = 2 * p->sleep_ns < max ? 2 * p->sleep_ns : max;
+        mk_engine_wait(p->e, p->e->links ? SLEEP_MAX_NS : SLEEP_NOLINK_NS);
     }
     __atomic_store_n(&p->asleep, 0, __ATOMIC_RELEASE);
 }
@@ -97,7 +95,6 @@ static void one_round(struct mk_proxy *p)
     ring_bells(p);
     if (work || events > 0) {
         p->idle = 0;
-        p->sleep_ns = SLEEP_MIN_NS;
     } else {
         go_idle(p);
     }
@@ -246,7 +243,6 @@ int mk_proxy_start(const struct mk_settings *s, struct mk_engine *e, uint32_t lo
     p->ring.log2_slots = log2_slots;
     p->e = e;
     p->batch = (int)(s->batch < e->batch ? s->batch : e->batch);
-    p->sleep_ns = SLEEP_MIN_NS;
     pthread_mutexattr_init(&attr);
     pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_RECURSIVE); /* attach and detach may stand inside lock */
     pthread_mutex_init(&p->mutex, &attr);

@@ -61,7 +61,6 @@ struct mk_proxy {
     struct mk_pcomm *comms;
     uint32_t next_id, ids;
     bool stranger_said, engine_failed;
-    uint64_t sleep_ns;
     uint32_t idle, no_yields;
     struct mk_proxy_stats stats;
 };
