@@ -11,11 +11,14 @@ static const struct {
 } commands[] = {
     {"net", bench_net},
     {"gemm", bench_gemm},
+    {"plugin", bench_plugin},
 };
 
-static const char help[] = "usage: mkbench SUBCOMMAND [options]\n"
-                           "  net   the network engine against a raw libfabric loop (mkbench net --help)\n"
-                           "  gemm  the GPU GEMM kernels against cuBLAS (mkbench gemm --help)\n";
+static const char help[] =
+    "usage: mkbench SUBCOMMAND [options]\n"
+    "  net     the network engine against a raw libfabric loop (mkbench net --help)\n"
+    "  plugin  NCCL net plugins against each other and raw libfabric (mkbench plugin --help)\n"
+    "  gemm    the GPU GEMM kernels against cuBLAS (mkbench gemm --help)\n";
 
 int main(int argc, char **argv)
 {
