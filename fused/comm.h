@@ -123,8 +123,8 @@ void mk_pool_destroy(struct mk_pool *p);
 void mk_pool_run(struct mk_pool *p, void (*fn)(void *ctx, int block), void *ctx);
 /* One launch on the communicator's blocks. Returns 0 or the communicator's failure. */
 int mk_exec_cpu(struct mk_comm *comm, const struct mk_ar *ar);
-/* cpu/stuck.c: one sentence on what a block waits for. */
-void mk_stuck_describe(struct mk_comm *comm, const struct mk_ar *ar, const struct mk_ar_block *blk,
+/* cpu/stuck.c: one sentence on what a block waits for; true: for a rank that has not come to this call. */
+bool mk_stuck_describe(struct mk_comm *comm, const struct mk_ar *ar, const struct mk_ar_block *blk,
                        char *text, size_t size);
 
 /* trace.c */

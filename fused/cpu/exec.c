@@ -122,6 +122,7 @@ void mk_pool_run(struct mk_pool *p, void (*fn)(void *ctx, int block), void *ctx)
 #define SLEEP_NS 2000000ull       /* everybody who publishes rings; this bounds the checks below */
 #define SLEEP_UNRUNG_NS 100000ull /* adapter flag: the NIC writes flags and rings nothing */
 #define VERDICT_NS 1000000000ull  /* between a broken link, or a good-bye, and calling it a failure */
+#define SECONDHAND_NS 1e9
 #define REMIND_NS 30000000000ull
 
 struct waiter {
@@ -177,9 +178,12 @@ static void wait_a_little(struct waiter *w, uint32_t seq)
     const uint64_t idle_ns = now > since ? now - since : 0;
     char what[200];
     check_gone(w, idle_ns);
-    if (comm->settings.peer_timeout > 0 && (double)idle_ns > comm->settings.peer_timeout * 1e9) {
-        mk_stuck_describe(comm, w->ar, w->blk, what, sizeof(what));
-        mk_comm_fail(comm, MK_ERR_TIMEOUT, true, "MK_PEER_TIMEOUT: %s", what);
+    const double limit = comm->settings.peer_timeout * 1e9;
+    if (limit > 0 && (double)idle_ns > limit) {
+        /* Who waits for the absent rank itself speaks first; the others wait for those, and would name them. */
+        if (mk_stuck_describe(comm, w->ar, w->blk, what, sizeof(what)) ||
+            (double)idle_ns > limit + SECONDHAND_NS)
+            mk_comm_fail(comm, MK_ERR_TIMEOUT, true, "MK_PEER_TIMEOUT: %s", what);
     } else if (idle_ns > REMIND_NS && now - w->reminded > REMIND_NS) {
         mk_stuck_describe(comm, w->ar, w->blk, what, sizeof(what));
         MK_WARN("FUSED", "waiting for %llu s: %s", (unsigned long long)(idle_ns / 1000000000u), what);
