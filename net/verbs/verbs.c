@@ -4,9 +4,10 @@
  *
  *   verbs_lib.c    opens libibverbs at run time
  *   verbs_port.c   which device, port and address
+ *   verbs_conn.c   connections: queue pairs
  *   verbs_post.c   post and poll
  *   verbs_event.c  what the device says by itself
- *   verbs.c        device, connections, memory, sleeping, the table
+ *   verbs.c        device, memory, sleeping, the table
  *
  * The device moves bytes by itself: a target's memory changes also while nobody there polls. Order between writes of a
  * connection is the fabric's affair (adaptive routing is invisible here): only MK_ORDERED=1 declares it. Memory is
@@ -23,19 +24,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
 
 #define CQE_START 4096
-#define SLOTS_MAX 65536u
-#define RETRIES 6u     /* so often a write is repeated that is not acknowledged; 7 is for ever on soft RoCE */
-#define RNR_RETRIES 6u /* ... that finds no receive at the peer; 7 would be: for ever */
 /* Sleeps where arrivals make no completion: from the first to the second, doubling, until poll finds something. */
 #define NAP_MIN_NS 50000u
 #define NAP_MAX_NS 200000u
 
-static int fail(const struct mk_verbs_dev *d, const char *what, int err)
+int mk_verbs_fail(const struct mk_verbs_dev *d, const char *what, int err)
 {
     return mk_fail(MK_ERR_NET, "NET", "verbs: %s: %s: %s%s", d->name, what, strerror(err),
                    err == ENOMEM || err == EAGAIN ? " (ulimit -l, locked memory, may be too small)" : "");
@@ -65,12 +62,12 @@ static void verbs_close(struct mk_dev *dev)
         destroy((struct mk_verbs_dev *)dev);
 }
 
-/* How long a device tries by itself. A dead peer is an error after (RETRIES + 1) times 4.096 us * 2^ack_timeout
+/* How long a device tries by itself. A dead peer is an error after (MK_VERBS_RETRIES + 1) times 4.096 us * 2^ack_timeout
  * (devices may take up to four times that), at most a third of MK_TIMEOUT; one that posts no receives after
- * (RNR_RETRIES + 1) pauses, less than half of it. The engine's own deadline stands behind both. */
+ * (MK_VERBS_RNR_RETRIES + 1) pauses, less than half of it. The engine's own deadline stands behind both. */
 static void set_patience(struct mk_verbs_dev *d, double timeout)
 {
-    const double one = timeout * 1e9 / 3 / (RETRIES + 1);
+    const double one = timeout * 1e9 / 3 / (MK_VERBS_RETRIES + 1);
     d->ack_timeout = 10;
     while (d->ack_timeout < 20 && 4096.0 * (double)(2u << d->ack_timeout) <= one)
         d->ack_timeout++;
@@ -91,20 +88,20 @@ static int open_objects(struct mk_verbs_dev *d)
 {
     int err = unblock(d->ctx->async_fd);
     if (err)
-        return fail(d, "its events", err);
+        return mk_verbs_fail(d, "its events", err);
     d->pd = d->lib->alloc_pd(d->ctx);
     if (!d->pd)
-        return fail(d, "a protection domain", errno);
+        return mk_verbs_fail(d, "a protection domain", errno);
     d->channel = d->lib->create_comp_channel(d->ctx);
     if (!d->channel)
-        return fail(d, "a channel of completions", errno);
+        return mk_verbs_fail(d, "a channel of completions", errno);
     err = unblock(d->channel->fd);
     if (err)
-        return fail(d, "a channel of completions", err);
+        return mk_verbs_fail(d, "a channel of completions", err);
     d->cqe = d->max_cqe < CQE_START ? d->max_cqe : CQE_START;
     d->cq = d->lib->create_cq(d->ctx, d->cqe, NULL, d->channel, 0);
     if (!d->cq)
-        return fail(d, "a completion queue", errno);
+        return mk_verbs_fail(d, "a completion queue", errno);
     return 0;
 }
 
@@ -149,195 +146,6 @@ static int verbs_open(const struct mk_settings *s, struct mk_dev **out)
     return 0;
 }
 
-/* ---- connections ---- */
-
-static int take_slot(struct mk_verbs_dev *d, uint32_t *out)
-{
-    uint32_t slot = 0;
-    while (slot < d->nslots && d->conns[slot])
-        slot++;
-    if (slot == d->nslots) {
-        const uint32_t n = d->nslots ? 2 * d->nslots : 16;
-        struct mk_verbs_conn **list =
-            n <= SLOTS_MAX ? realloc(d->conns, n * sizeof(struct mk_verbs_conn *)) : NULL;
-        if (!list)
-            return mk_fail(MK_ERR_NOMEM, "NET", "verbs: no room for more than %u connections", d->nslots);
-        memset(list + d->nslots, 0, (n - d->nslots) * sizeof(struct mk_verbs_conn *));
-        d->conns = list;
-        d->nslots = n;
-    }
-    *out = slot;
-    return 0;
-}
-
-/* The queue holds whatever its connections can complete before somebody polls; it never overflows. */
-static int make_room(struct mk_verbs_dev *d)
-{
-    const uint64_t need = (uint64_t)(d->nconns + d->ghosts + 1) * (d->depth + d->recvs);
-    uint64_t cqe = (uint64_t)d->cqe;
-    if (need <= cqe)
-        return 0;
-    if (need > (uint64_t)d->max_cqe)
-        return mk_fail(MK_ERR_UNSUPPORTED, "NET",
-                       "verbs: %s: %u connections are too many for its completion queues of %d", d->name,
-                       d->nconns + 1, d->max_cqe);
-    while (cqe < need)
-        cqe *= 2;
-    cqe = cqe < (uint64_t)d->max_cqe ? cqe : (uint64_t)d->max_cqe;
-    const int err = d->lib->resize_cq(d->cq, (int)cqe);
-    if (err)
-        return fail(d, "a larger completion queue", err);
-    d->cqe = (int)cqe;
-    return 0;
-}
-
-/* A queue pair in state INIT, with its receives posted: ready before the peer can know of it. */
-static int open_queue_pair(struct mk_verbs_conn *c)
-{
-    struct mk_verbs_dev *d = c->dev;
-    struct ibv_qp_init_attr init;
-    struct ibv_qp_attr attr;
-    memset(&init, 0, sizeof(init));
-    init.qp_context = c;
-    init.send_cq = init.recv_cq = d->cq;
-    init.cap.max_send_wr = d->depth;
-    init.cap.max_recv_wr = d->recvs;
-    init.cap.max_send_sge = init.cap.max_recv_sge = 1;
-    init.cap.max_inline_data = 8;
-    init.qp_type = IBV_QPT_RC;
-    c->qp = d->lib->create_qp(d->pd, &init);
-    if (!c->qp)
-        return fail(d, "a queue pair", errno);
-    memset(&attr, 0, sizeof(attr));
-    attr.qp_state = IBV_QPS_INIT;
-    attr.port_num = d->port;
-    attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
-    const int err =
-        d->lib->modify_qp(c->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
-    return err ? fail(d, "initialising a queue pair", err) : mk_verbs_refill(c, d->recvs);
-}
-
-/* Destroying the queue pair is more than moving it to error: from here on nothing of the peer's reaches memory, and
- * writes in flight end in silence. It waits for nothing but this host's device. */
-static void conn_close(struct mk_conn *conn)
-{
-    struct mk_verbs_conn *c = (struct mk_verbs_conn *)conn;
-    if (!c)
-        return;
-    struct mk_verbs_dev *d = c->dev;
-    if (c->qp)
-        d->lib->destroy_qp(c->qp);
-    for (uint32_t i = 0; i < d->nslots; i++)
-        if (d->conns[i] == c) {
-            d->conns[i] = NULL;
-            d->nconns--;
-            d->ghosts++;
-        }
-    d->news -= c->nended + c->tell;
-    free(c);
-}
-
-static int conn_open(struct mk_dev *dev, struct mk_net_addr *mine, struct mk_conn **out)
-{
-    static_assert(sizeof(struct mk_verbs_addr) <= sizeof(mine->bytes), "the address fits");
-    struct mk_verbs_dev *d = (struct mk_verbs_dev *)dev;
-    struct mk_verbs_addr a;
-    uint32_t slot = 0, psn = 0;
-    int ret = make_room(d);
-    if (!ret)
-        ret = take_slot(d, &slot);
-    if (ret)
-        return ret;
-    struct mk_verbs_conn *c = calloc(1, sizeof(*c));
-    if (!c)
-        return mk_fail(MK_ERR_NOMEM, "NET", "verbs: no memory for a connection");
-    c->base.dev = dev;
-    c->dev = d;
-    c->tag = MK_VERBS_TAG(++d->serial, slot);
-    ret = open_queue_pair(c);
-    if (ret) {
-        conn_close(&c->base);
-        return ret;
-    }
-    if (getrandom(&psn, sizeof(psn), GRND_NONBLOCK) != sizeof(psn))
-        psn = (uint32_t)mk_time_ns();
-    c->psn = psn & 0xffffff;
-    d->conns[slot] = c;
-    d->nconns++;
-    memset(&a, 0, sizeof(a));
-    a.magic = MK_VERBS_MAGIC;
-    a.qpn = c->qp->qp_num;
-    a.psn = c->psn;
-    a.lid = d->lid;
-    a.mtu = d->mtu;
-    a.link_layer = d->link_layer;
-    memcpy(a.gid, d->gid.raw, sizeof(a.gid));
-    snprintf(a.device, sizeof(a.device), "%s", d->base.caps.provider);
-    memset(mine, 0, sizeof(*mine));
-    memcpy(mine->bytes, &a, sizeof(a));
-    *out = &c->base;
-    return 0;
-}
-
-/* INIT to ready-to-receive to ready-to-send; the peer's part is only its address. What a side sends before the other
- * got here is repeated by the device. */
-static int go_ready(struct mk_verbs_conn *c, const struct mk_verbs_addr *a)
-{
-    const struct mk_verbs_dev *d = c->dev;
-    struct ibv_qp_attr attr;
-    memset(&attr, 0, sizeof(attr));
-    attr.qp_state = IBV_QPS_RTR;
-    attr.path_mtu = a->mtu < d->mtu ? a->mtu : d->mtu;
-    attr.dest_qp_num = a->qpn;
-    attr.rq_psn = a->psn;
-    attr.max_dest_rd_atomic = 1;
-    attr.min_rnr_timer = d->rnr_timer;
-    attr.ah_attr.port_num = d->port;
-    attr.ah_attr.dlid = a->lid;
-    attr.ah_attr.is_global = d->link_layer;
-    memcpy(attr.ah_attr.grh.dgid.raw, a->gid, sizeof(a->gid));
-    attr.ah_attr.grh.sgid_index = (uint8_t)d->gid_index;
-    attr.ah_attr.grh.hop_limit = 64;
-    int err = d->lib->modify_qp(c->qp, &attr,
-                                IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                                    IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
-    if (err)
-        return mk_fail(MK_ERR_NET, "NET", "verbs: %s has no way to the peer's %s: %s", d->name, a->device,
-                       strerror(err));
-    memset(&attr, 0, sizeof(attr));
-    attr.qp_state = IBV_QPS_RTS;
-    attr.sq_psn = c->psn;
-    attr.timeout = d->ack_timeout;
-    attr.retry_cnt = RETRIES;
-    attr.rnr_retry = RNR_RETRIES;
-    attr.max_rd_atomic = 1;
-    err = d->lib->modify_qp(c->qp, &attr,
-                            IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-                                IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
-    return err ? fail(d, "readying a queue pair to send", err) : 0;
-}
-
-static int conn_connect(struct mk_conn *conn, const struct mk_net_addr *peer)
-{
-    struct mk_verbs_conn *c = (struct mk_verbs_conn *)conn;
-    struct mk_verbs_addr a;
-    if (c->connected)
-        return 0;
-    memcpy(&a, peer->bytes, sizeof(a));
-    a.device[sizeof(a.device) - 1] = 0;
-    if (a.magic != MK_VERBS_MAGIC || a.mtu < IBV_MTU_256 || a.mtu > IBV_MTU_4096 || a.qpn > 0xffffff ||
-        a.psn > 0xffffff)
-        return mk_fail(MK_ERR_PEER, "NET", "verbs: the peer's address is not one of the verbs transport");
-    if (a.link_layer != c->dev->link_layer)
-        return mk_fail(MK_ERR_MISMATCH, "NET", "verbs: %s and the peer's %s: one is InfiniBand, one Ethernet",
-                       c->dev->name, a.device);
-    const int ret = go_ready(c, &a);
-    if (ret)
-        return ret;
-    c->connected = true;
-    return 0;
-}
-
 /* ---- memory ---- */
 
 static int reg(struct mk_dev *dev, void *addr, size_t len, const struct mk_shm *shm, struct mk_mr **out)
@@ -350,7 +158,7 @@ static int reg(struct mk_dev *dev, void *addr, size_t len, const struct mk_shm *
     m->mr = d->lib->reg_mr(d->pd, addr, len, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
     if (!m->mr) {
         free(m);
-        return fail(d, "registering memory", errno);
+        return mk_verbs_fail(d, "registering memory", errno);
     }
     m->base.dev = dev;
     m->base.addr = addr;
@@ -464,9 +272,9 @@ const struct mk_net_ops mk_verbs_ops = {
     .name = "verbs",
     .open = verbs_open,
     .close = verbs_close,
-    .conn_open = conn_open,
-    .conn_connect = conn_connect,
-    .conn_close = conn_close,
+    .conn_open = mk_verbs_conn_open,
+    .conn_connect = mk_verbs_conn_connect,
+    .conn_close = mk_verbs_conn_close,
     .reg = reg,
     .dereg = dereg,
     .key = key,

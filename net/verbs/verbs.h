@@ -14,6 +14,9 @@
 #define MK_VERBS_SIGNAL 8u  /* at least every 8th write is signalled, so that its queue empties */
 #define MK_VERBS_ENDED 8u
 #define MK_VERBS_STASH 16
+#define MK_VERBS_RETRIES                                                                                     \
+    6u /* so often a write is repeated that is not acknowledged; 7 is for ever on soft RoCE */
+#define MK_VERBS_RNR_RETRIES 6u /* ... that finds no receive at the peer; 7 would be: for ever */
 
 /* In struct mk_net_addr. */
 struct mk_verbs_addr {
@@ -116,6 +119,14 @@ struct mk_verbs_dev {
 /* wr_id: bit 63 a receive; then the tag (serial 31 bits, slot 16); below the low 16 bits of the position. */
 #define MK_VERBS_RECV (1ull << 63)
 #define MK_VERBS_TAG(serial, slot) ((uint64_t)((serial)&0x7fffffffu) << 32 | (uint64_t)(slot) << 16)
+
+/* verbs.c: MK_ERR_NET, with what an errno of the device says */
+int mk_verbs_fail(const struct mk_verbs_dev *d, const char *what, int err);
+
+/* verbs_conn.c */
+int mk_verbs_conn_open(struct mk_dev *dev, struct mk_net_addr *mine, struct mk_conn **out);
+int mk_verbs_conn_connect(struct mk_conn *conn, const struct mk_net_addr *peer);
+void mk_verbs_conn_close(struct mk_conn *conn);
 
 /* verbs_port.c: the device, port and GID to use; leaves ctx open */
 int mk_verbs_choose(struct mk_verbs_dev *d);

@@ -81,6 +81,10 @@ static void find_transports(struct mkinfo *f)
     static const char *const providers[] = {"efa", "net", "tcp", "tcp;ofi_rxm", "shm", "verbs;ofi_rxm"};
     char text[MKINFO_TEXT], key[MKINFO_KEY];
     struct mk_settings s = f->settings;
+    snprintf(s.net, sizeof(s.net), "verbs");
+    const bool rdma = try_engine(&s, text);
+    mkinfo_text(f, "transports", "verbs", "%s%s",
+                rdma ? "works: " : "no: ", rdma || !strstr(text, ": ") ? text : strstr(text, ": ") + 2);
     snprintf(s.net, sizeof(s.net), "ofi");
     for (size_t i = 0; i < sizeof(providers) / sizeof(providers[0]); i++) {
         snprintf(s.ofi_provider, sizeof(s.ofi_provider), "%s", providers[i]);

@@ -5,6 +5,7 @@
 # status. The machine sees this host's files in place, read-only, so that it runs what was built here; what is written
 # under $OUT (a folder below CACHE) comes back. CACHE keeps kernel and initrd.
 #   -n NAME     name of the run: of its test and its folder (default: soft_roce)
+#   -s SUFFIX   its folder is NAME.SUFFIX
 #   -t SECONDS  the whole run ends within that (default 240)
 #   -m N        number of this machine (default 1): its address is 10.9.0.N
 #   -l SOCKET | -c SOCKET   joined with another machine by a network: this one listens, connects; RoCE runs over it
@@ -13,10 +14,11 @@
 # (-accel tcg) on purpose: /dev/kvm of a rented machine may exist and not boot a stock kernel.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-name=soft_roce limit=240 machine=1 net=()
-while getopts n:t:m:l:c: opt; do
+name=soft_roce suffix='' limit=240 machine=1 net=()
+while getopts n:s:t:m:l:c: opt; do
     case $opt in
     n) name=$OPTARG ;;
+    s) suffix=.$OPTARG ;;
     t) limit=$OPTARG ;;
     m) machine=$OPTARG ;;
     l) net=(-netdev "stream,id=n,server=on,addr.type=unix,addr.path=$OPTARG") ;;
@@ -25,30 +27,31 @@ while getopts n:t:m:l:c: opt; do
     esac
 done
 shift $((OPTIND - 1))
-[ $# -ge 2 ] || { sed -n '4,14s/^# \?//p' "$0" >&2; exit 2; }
+[ $# -ge 2 ] || { sed -n '4,15s/^# \?//p' "$0" >&2; exit 2; }
 mkdir -p "$1"
 cache=$(cd "$1" && pwd)
 shift
 
 rc=0
-"$here/kernel.sh" "$cache" >"$cache/$name.setup" 2>&1 || rc=$?
+"$here/kernel.sh" "$cache" >"$cache/$name$suffix.setup" 2>&1 || rc=$?
 if [ $rc -eq 77 ]; then
-    echo "skip: vm.$name: $(tail -n 1 "$cache/$name.setup")"
+    echo "skip: vm.$name: $(tail -n 1 "$cache/$name$suffix.setup")"
     exit 77
 elif [ $rc -ne 0 ]; then
-    cat "$cache/$name.setup"
+    cat "$cache/$name$suffix.setup"
     echo "vm.$name: making kernel and initrd failed"
     exit 1
 fi
 
-out=$cache/$name
+out=$cache/$name$suffix
 rm -rf "$out"
 mkdir -p "$out"
 printf 'machine=%q\nout=%q\ncwd=%q\ncommand=%q\n' "$machine" "$out" "$PWD" "$(printf '%q ' "$@")" >"$out/job"
 [ ${#net[@]} -eq 0 ] ||
     net+=(-device "virtio-net-pci,netdev=n,mac=52:54:00:00:09:0$machine,romfile=")
 begin=$SECONDS
-timeout -k 5 "$limit" qemu-system-x86_64 -M q35 -accel tcg,thread=multi -cpu max -m 1G -smp 2 \
+# ends with this script, however it ends
+setpriv --pdeathsig TERM timeout -k 5 "$limit" qemu-system-x86_64 -M q35 -accel tcg,thread=multi -cpu max -m 1G -smp 2 \
     -nodefaults -no-user-config -display none -serial stdio -no-reboot \
     -kernel "$cache/vmlinuz" -initrd "$cache/initrd" \
     -append "console=ttyS0 panic=-1 quiet mitigations=off tsc=reliable no_timer_check" \

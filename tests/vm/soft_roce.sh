@@ -14,8 +14,8 @@ soft_roce_is_up() {
 step "soft RoCE is up" 20 bash -c "$(declare -f soft_roce_is_up); soft_roce_is_up"
 step "transport verbs" 100 "$tests/test_net_transport_loop" verbs
 step "transport verbs ordered" 100 "$tests/test_net_transport_loop" verbs ordered
-step "conformance immediate" 100 "$tests/test_net_conformance" immediate net=verbs chunks=20000
-step "conformance flag" 100 "$tests/test_net_conformance" flag net=verbs ordered=1 chunks=20000
+step "conformance immediate" 200 "$tests/test_net_conformance" immediate net=verbs chunks=20000
+step "conformance flag" 150 "$tests/test_net_conformance" flag net=verbs ordered=1 chunks=20000
 step "doorbells" 60 "$tests/test_net_verbs_rate"
 MK_NET=verbs step "fused over verbs" 60 "$build/bin/mkrun" --nodes 2 --ranks-per-node 1 -- "$tests/example"
 step "faults" 200 "$tests/test_net_verbs_faults" "$PORT"
