@@ -19,6 +19,7 @@
 
 #define REAP_EVERY 16u
 #define LOOK_EVERY 64u
+#define LINGERS 64u
 /* How long closing a device may take to hand what is under way to the network. */
 #define DRAIN_NS 100000000ull
 
@@ -242,8 +243,11 @@ void mk_p2p_comm_add(struct mk_p2p_comm *c)
 static bool reap(struct mk_p2p_comm *c, uint64_t now)
 {
     const uint64_t gone = c->witness ? mk_p2p_witness_gone(c->witness, now) : 0;
-    bool over = !c->l || mk_link_error(c->l, NULL) || !c->greeted || (gone && now - gone > MK_P2P_GRACE_NS);
-    if (!over && !c->fin_sent && !mk_link_pending(c->l)) {
+    const bool broken = !c->l || mk_link_error(c->l, NULL);
+    /* what had arrived before the link broke is still taken in */
+    bool over =
+        !c->l || !c->greeted || (broken && ++c->lingers > LINGERS) || (gone && now - gone > MK_P2P_GRACE_NS);
+    if (!over && !broken && !c->fin_sent && !mk_link_pending(c->l)) {
         const struct mk_put put = {
             .note = c->tx ? MK_P2P_RECV_LIFE : MK_P2P_SEND_LIFE, .use4 = 2, .value = 2, .id = MK_P2P_ID_FIN};
         c->fin_sent = true;

@@ -103,7 +103,9 @@ struct mk_p2p_tx {
     uint64_t mail_seen[MK_P2P_MAIL]; /* uses of each note */
     uint64_t full[MK_P2P_MAIL], part[MK_P2P_MAIL], rec[MK_P2P_MAIL]; /* uses of the peer's notes */
     uint64_t eager, credit; /* small messages sent, and known to be consumed */
-    struct mk_rmem **mem;   /* by number */
+    uint64_t ring;          /* position in the ring of small messages */
+    uint64_t ends[MK_P2P_EAGER_SLOTS];
+    struct mk_rmem **mem; /* by number */
     uint32_t nmem;
 };
 
@@ -116,7 +118,10 @@ struct mk_p2p_box {
     enum mk_p2p_mail_state state;
     struct mk_p2p_sub *sub;
 };
-enum mk_p2p_slot_state { MK_P2P_SLOT_FREE = 0, MK_P2P_SLOT_HELD };
+struct mk_p2p_slot {
+    uint64_t start, end; /* in the ring */
+    bool held;           /* nothing is posted for it yet */
+};
 
 struct mk_p2p_rx {
     struct mk_p2p_recv req[MK_P2P_REQUESTS];
@@ -127,8 +132,12 @@ struct mk_p2p_rx {
     uint64_t mail_used[MK_P2P_MAIL];
     uint64_t full[MK_P2P_MAIL], part[MK_P2P_MAIL], rec[MK_P2P_MAIL]; /* uses seen */
     uint64_t eager, consumed, credited; /* small messages seen, consumed, told so */
-    enum mk_p2p_slot_state slot[MK_P2P_EAGER_SLOTS];
-    unsigned held, unannounced;
+    uint64_t ring;                      /* position of the next one */
+    struct mk_p2p_slot slot[MK_P2P_EAGER_SLOTS];
+    unsigned held;        /* small messages that nothing is posted for */
+    unsigned unannounced; /* posted messages */
+    unsigned open;        /* announced, not received */
+    unsigned waits;       /* looks since an announcement could have been made */
 };
 
 struct mk_p2p_comm {
@@ -153,6 +162,7 @@ struct mk_p2p_comm {
     unsigned looks;
     bool closed, fin_sent, fin_done, greeted;
     unsigned control; /* puts of our own under way */
+    unsigned lingers; /* looks at the closed comm since its link broke */
 };
 
 struct mk_p2p_meet;

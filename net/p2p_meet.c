@@ -9,12 +9,15 @@
  *   HEAR  reply                      <-    SAY
  *   LINK
  *   WARM  first put                  ->    WARM  first put back
- *                                    <-
+ *                                    <-    one byte over TCP: met
  *
  * The first puts make the network's own connection while both sides are at it: later a put completes although the peer
- * is busy elsewhere. The TCP connection then ends, or stays as witness (p2p_life.c). */
+ * is busy elsewhere. They may fail where an earlier connection between the two devices broke, since some networks tell
+ * that to the next who writes: then the meeting begins anew. The TCP connection ends, or stays as witness
+ * (p2p_life.c). */
 #include "boot_sock.h"
 #include "boot_wire.h"
+#include "engine.h"
 #include "mk/err.h"
 #include "mk/log.h"
 #include "p2p.h"
@@ -28,6 +31,9 @@
 #define PENDING_MAX 32 /* connections that have not said hello yet, a listener */
 #define REFUSALS_SAID 8u
 #define SAY_EVERY_NS 30000000000ull
+#define TRIES 5u
+
+#define BROKEN 1 /* the link broke in WARM */
 
 enum step { DIAL, SAY, HEAR, LINK, WARM, MET };
 
@@ -45,6 +51,7 @@ struct mk_p2p_meet {
     struct mk_p2p_comm *comm;
     struct mk_p2p_witness *witness;
     bool warmed;
+    unsigned tries; /* that ended in a link that broke */
     char name[80];
 };
 
@@ -129,21 +136,45 @@ static int do_link(struct mk_p2p_meet *m, const struct mk_p2p_side *peer)
 static int do_warm(struct mk_p2p_meet *m)
 {
     struct mk_p2p_comm *c = m->comm;
+    char byte = 'm';
     const bool heard = mk_p2p_flag(c, c->life) >= 1;
     if (!m->warmed && (m->connects || heard)) {
         const struct mk_put put = {.note = c->tx ? MK_P2P_RECV_LIFE : MK_P2P_SEND_LIFE,
                                    .use4 = 1,
                                    .value = 1,
                                    .id = MK_P2P_ID_CONTROL};
-        const int ret = mk_p2p_put(c, &put, 1);
-        if (ret)
-            return ret;
+        if (mk_p2p_put(c, &put, 1))
+            return BROKEN;
         m->warmed = true;
     }
-    if (heard && m->warmed && !c->control)
-        return next_step(m, MET);
+    if (heard && m->warmed && !c->control) {
+        if (m->connects && (mk_p2p_sock_recv(m->fd, &byte, 1, &m->done) == MK_ERR_AGAIN))
+            return MK_ERR_AGAIN;
+        if (!m->connects)
+            mk_p2p_sock_send(m->fd, &byte, 1, &m->done);
+        return m->done ? next_step(m, MET) : BROKEN;
+    }
     mk_p2p_progress(m->p);
-    return mk_link_error(c->l, NULL) ? mk_link_error(c->l, NULL) : MK_ERR_AGAIN;
+    const bool left = !m->done && mk_p2p_sock_recv(m->fd, &byte, 1, &m->done) == MK_ERR_PEER;
+    return mk_link_error(c->l, NULL) || (left && !heard) ? BROKEN : MK_ERR_AGAIN;
+}
+
+/* From the beginning, on the connecting side. */
+static int again(struct mk_p2p_meet *m)
+{
+    if (++m->tries == TRIES)
+        return mk_fail(MK_ERR_NET, "NET", "the network does not connect to process %d at %s: %s",
+                       m->handle.pid, m->name, mk_last_error());
+    mk_p2p_comm_free(m->comm);
+    mk_p2p_witness_put(m->p, m->witness);
+    mk_boot_fd_close(m->fd);
+    m->comm = NULL;
+    m->witness = NULL;
+    m->fd = -1;
+    m->warmed = false;
+    memset(&m->reply, 0, sizeof(m->reply));
+    next_step(m, DIAL);
+    return MK_ERR_AGAIN;
 }
 
 /* Takes the comm out of a meeting that is over. */
@@ -161,6 +192,7 @@ static int take_comm(struct mk_p2p_meet *m, struct mk_p2p_comm **out)
         m->witness = NULL;
     }
     m->comm = NULL;
+    c->l->quiet = false;
     mk_p2p_comm_add(c);
     *out = c;
     return 0;
@@ -203,6 +235,7 @@ static int do_dial(struct mk_p2p_meet *m)
     ret = mk_p2p_comm_new(p, true, who, &h->side, &m->comm);
     if (ret)
         return ret;
+    m->comm->l->quiet = true;
     const struct mk_caps *caps = p->info.caps;
     h->magic = MK_P2P_MAGIC;
     h->version = MK_P2P_VERSION;
@@ -271,6 +304,8 @@ static int drive_connect(struct mk_p2p_meet *m)
         else
             ret = do_warm(m);
     }
+    if (ret == BROKEN)
+        ret = again(m);
     if (ret != MK_ERR_AGAIN)
         return ret;
     const uint64_t now = mk_time_ns();
@@ -411,6 +446,7 @@ static int hear_hello(struct mk_p2p_meet *m, const struct mk_p2p_listener *l)
     ret = mk_p2p_comm_new(m->p, false, h->side.name, &m->reply.side, &m->comm);
     if (ret)
         return refuse(m, ret, mk_last_error());
+    m->comm->l->quiet = true;
     fill_reply(m, 0, "");
     choose_witness(m);
     m->deadline = mk_time_ns() + m->p->timeout_ns;

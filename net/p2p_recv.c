@@ -7,10 +7,11 @@
 #include "p2p.h"
 #include <string.h>
 
-static struct mk_p2p_eager *eager_at(const struct mk_p2p_comm *c, uint32_t slot)
+#define PATIENCE 64u /* looks */
+
+static struct mk_p2p_slot *slot_at(struct mk_p2p_rx *rx, uint64_t message)
 {
-    return (struct mk_p2p_eager *)(void *)((uint8_t *)c->ctrl.addr + MK_P2P_RECV_EAGER_AT +
-                                           (uint64_t)slot * MK_P2P_EAGER_STRIDE);
+    return &rx->slot[message % MK_P2P_EAGER_SLOTS];
 }
 
 static struct mk_p2p_box *box_at(struct mk_p2p_rx *rx, uint32_t position)
@@ -31,6 +32,8 @@ static void received(struct mk_p2p_comm *c, struct mk_p2p_recv *r, struct mk_p2p
     struct mk_p2p_rx *rx = c->rx;
     if (s->state == MK_P2P_POSTED)
         rx->unannounced--;
+    else
+        rx->open--;
     s->state = MK_P2P_RECEIVED;
     s->got = size;
     if (--r->base.left)
@@ -51,8 +54,8 @@ static void too_small(struct mk_p2p_comm *c, struct mk_p2p_recv *r, const struct
                 (unsigned long long)size, s->tag, c->name, s->size);
 }
 
-static void deliver(struct mk_p2p_comm *c, struct mk_p2p_recv *r, struct mk_p2p_sub *s,
-                    const struct mk_p2p_eager *e, const struct mk_p2p_eager *head)
+static void deliver(struct mk_p2p_comm *c, struct mk_p2p_recv *r, struct mk_p2p_sub *s, const uint8_t *data,
+                    const struct mk_p2p_eager *head)
 {
     if (s->state == MK_P2P_ANNOUNCED) {
         struct mk_p2p_box *b = box_at(c->rx, s->mail);
@@ -65,7 +68,7 @@ static void deliver(struct mk_p2p_comm *c, struct mk_p2p_recv *r, struct mk_p2p_
         return;
     }
     if (head->size)
-        memcpy(s->data, e->data, head->size);
+        memcpy(s->data, data, head->size);
     received(c, r, s, head->size);
 }
 
@@ -85,27 +88,28 @@ static struct mk_p2p_sub *find_sub(struct mk_p2p_rx *rx, int tag, uint32_t numbe
 
 /* ---- small messages ---- */
 
-/* Tries to hand out the message in a slot. */
-static int take_eager(struct mk_p2p_comm *c, uint32_t slot, bool *taken)
+/* Tries to hand out the message in a slot; sets the slot's end. */
+static int take_eager(struct mk_p2p_comm *c, struct mk_p2p_slot *at, bool *taken)
 {
-    const struct mk_p2p_eager *e = eager_at(c, slot);
+    const uint8_t *place =
+        (const uint8_t *)c->ctrl.addr + MK_P2P_RECV_EAGER_AT + at->start % MK_P2P_EAGER_RING;
     struct mk_p2p_recv *r;
-    uint8_t head[MK_P2P_EAGER_HEAD];
-    memcpy(head, e, sizeof(head)); /* what is checked is what is used */
+    uint64_t head[2]; /* what is checked is what is used */
+    memcpy(head, place, sizeof(head));
     const struct mk_p2p_eager *h = (const struct mk_p2p_eager *)(const void *)head;
     if (h->size > MK_P2P_EAGER)
         return mk_p2p_comm_fail(c, MK_ERR_PEER, "%s sent a small message of %u bytes", c->name, h->size);
+    at->end = mk_p2p_ring_end(at->start, h->size);
     struct mk_p2p_sub *s = find_sub(c->rx, h->tag, h->number, &r);
     *taken = s != NULL;
     if (s)
-        deliver(c, r, s, e, h);
+        deliver(c, r, s, place + MK_P2P_EAGER_HEAD, h);
     return 0;
 }
 
-static void free_slot(struct mk_p2p_rx *rx, uint32_t slot)
+static void consume(struct mk_p2p_rx *rx)
 {
-    rx->slot[slot] = MK_P2P_SLOT_FREE;
-    while (rx->consumed != rx->eager && rx->slot[rx->consumed % MK_P2P_EAGER_SLOTS] == MK_P2P_SLOT_FREE)
+    while (rx->consumed != rx->eager && !slot_at(rx, rx->consumed)->held)
         rx->consumed++;
 }
 
@@ -113,20 +117,19 @@ static int read_eager(struct mk_p2p_comm *c)
 {
     struct mk_p2p_rx *rx = c->rx;
     while (rx->eager - rx->consumed < MK_P2P_EAGER_SLOTS) {
-        const uint32_t slot = (uint32_t)(rx->eager % MK_P2P_EAGER_SLOTS);
+        struct mk_p2p_slot *at = slot_at(rx, rx->eager);
         bool taken;
-        if (mk_p2p_flag(c, slot) != rx->eager / MK_P2P_EAGER_SLOTS + 1)
+        if (mk_p2p_flag(c, (uint32_t)(at - rx->slot)) != rx->eager / MK_P2P_EAGER_SLOTS + 1)
             break;
-        const int ret = take_eager(c, slot, &taken);
+        at->start = mk_p2p_ring_start(rx->ring);
+        const int ret = take_eager(c, at, &taken);
         if (ret)
             return ret;
+        rx->ring = at->end;
         rx->eager++;
-        if (taken) {
-            free_slot(rx, slot);
-        } else {
-            rx->slot[slot] = MK_P2P_SLOT_HELD;
-            rx->held++;
-        }
+        at->held = !taken;
+        rx->held += !taken;
+        consume(rx);
     }
     return 0;
 }
@@ -135,29 +138,36 @@ static int read_eager(struct mk_p2p_comm *c)
 static int read_held(struct mk_p2p_comm *c)
 {
     struct mk_p2p_rx *rx = c->rx;
-    for (uint64_t at = rx->consumed; rx->held && at != rx->eager; at++) {
-        const uint32_t slot = (uint32_t)(at % MK_P2P_EAGER_SLOTS);
+    for (uint64_t m = rx->consumed; rx->held && m != rx->eager; m++) {
+        struct mk_p2p_slot *at = slot_at(rx, m);
         bool taken;
-        if (rx->slot[slot] != MK_P2P_SLOT_HELD)
+        if (!at->held)
             continue;
-        const int ret = take_eager(c, slot, &taken);
+        const int ret = take_eager(c, at, &taken);
         if (ret)
             return ret;
-        if (!taken)
-            continue;
-        rx->held--;
-        free_slot(rx, slot);
+        at->held = !taken;
+        rx->held -= taken;
     }
+    consume(rx);
     return 0;
 }
 
-/* The sender may reuse slots: told half a ring at a time, or when it has none left; announcements carry it too. */
+/* Has the sender room for a small message, as far as it was told? */
+static bool sender_has_room(struct mk_p2p_rx *rx)
+{
+    return rx->eager - rx->credited < MK_P2P_EAGER_SLOTS &&
+           mk_p2p_ring_room(rx->ring, rx->credited ? slot_at(rx, rx->credited - 1)->end : 0);
+}
+
+/* The sender may reuse what is consumed: told a quarter of the slots at a time, or when it has no room left;
+ * announcements carry it too. */
 static int give_credit(struct mk_p2p_comm *c)
 {
     struct mk_p2p_rx *rx = c->rx;
     struct mk_put put;
-    if (rx->consumed - rx->credited < MK_P2P_EAGER_SLOTS / 2 &&
-        (rx->consumed == rx->credited || rx->eager - rx->credited < MK_P2P_EAGER_SLOTS))
+    if (rx->consumed == rx->credited ||
+        (rx->consumed - rx->credited < MK_P2P_EAGER_SLOTS / 4 && sender_has_room(rx)))
         return 0;
     rx->credited = rx->consumed;
     memset(&put, 0, sizeof(put));
@@ -172,9 +182,9 @@ static int give_credit(struct mk_p2p_comm *c)
 /* ---- announcing ---- */
 
 /* The ring of small messages is full of what nothing is posted for: what is posted must come another way. */
-static bool stuck(const struct mk_p2p_rx *rx)
+static bool stuck(struct mk_p2p_rx *rx)
 {
-    return rx->held && rx->eager - rx->consumed == MK_P2P_EAGER_SLOTS;
+    return rx->held && rx->consumed == rx->credited && !sender_has_room(rx);
 }
 
 /* Memory that the peer cannot write gets a twin that it can, on its first use. */
@@ -213,6 +223,7 @@ static void fill_mail(struct mk_p2p_comm *c, struct mk_p2p_sub *s)
     s->mail = rx->mail_next++;
     s->state = MK_P2P_ANNOUNCED;
     rx->unannounced--;
+    rx->open++;
 }
 
 static int post_mail(struct mk_p2p_comm *c, uint32_t first, uint32_t count)
@@ -234,6 +245,17 @@ static int post_mail(struct mk_p2p_comm *c, uint32_t first, uint32_t count)
                                .value = use,
                                .id = MK_P2P_ID_CONTROL};
     return mk_p2p_put(c, &put, 1);
+}
+
+/* While the sender has enough to go on with, announcements wait for company: one put carries many. Not for ever: it may
+ * want just this one. */
+static bool may_wait(struct mk_p2p_rx *rx)
+{
+    if (rx->unannounced >= rx->open || ++rx->waits >= PATIENCE) {
+        rx->waits = 0;
+        return false;
+    }
+    return true;
 }
 
 /* In order of posting, as far as the mailbox has room; what lies together goes in one put. */
@@ -320,7 +342,7 @@ int mk_p2p_rx_progress(struct mk_p2p_comm *c, struct mk_p2p_recv *r)
     for (int i = 0; !ret && r && i < r->base.n; i++)
         if (r->sub[i].state == MK_P2P_ANNOUNCED)
             ret = look(c, r, &r->sub[i], r->sub[i].mail % MK_P2P_MAIL);
-    if (!ret && c->rx->unannounced)
+    if (!ret && c->rx->unannounced && !may_wait(c->rx))
         ret = announce(c);
     return ret ? ret : give_credit(c);
 }

@@ -28,7 +28,8 @@ static int import(struct mk_p2p_comm *c, const struct mk_p2p_mail *m, struct mk_
     if (!tx->mem[m->mr]) {
         const int ret = mk_link_import(c->l, &m->key, &tx->mem[m->mr]);
         if (ret)
-            return mk_p2p_comm_fail(c, ret, "memory that %s announced: %s", c->name, mk_last_error());
+            return mk_p2p_comm_fail(c, ret == MK_ERR_NOMEM ? ret : MK_ERR_PEER,
+                                    "memory that %s announced: %s", c->name, mk_last_error());
     }
     *out = tx->mem[m->mr];
     return 0;
@@ -132,15 +133,21 @@ static void close_offer(struct mk_p2p_tx *tx, struct mk_p2p_offer *o)
 
 /* ---- sending ---- */
 
+static bool ring_room(const struct mk_p2p_tx *tx)
+{
+    const uint64_t tail = tx->credit ? tx->ends[(tx->credit - 1) % MK_P2P_EAGER_SLOTS] : 0;
+    return tx->eager - tx->credit < MK_P2P_EAGER_SLOTS && mk_p2p_ring_room(tx->ring, tail);
+}
+
 static bool eager_room(const struct mk_p2p_comm *c)
 {
     struct mk_p2p_tx *tx = c->tx;
-    if (tx->eager - tx->credit < MK_P2P_EAGER_SLOTS)
+    if (ring_room(tx))
         return true;
     const uint64_t told = mk_p2p_flag(c, MK_P2P_SEND_CREDIT);
     if (told > tx->credit && told <= tx->eager)
         tx->credit = told;
-    return tx->eager - tx->credit < MK_P2P_EAGER_SLOTS;
+    return ring_room(tx);
 }
 
 static uint64_t id_of(const struct mk_p2p_comm *c, const struct mk_p2p_send *s)
@@ -148,13 +155,14 @@ static uint64_t id_of(const struct mk_p2p_comm *c, const struct mk_p2p_send *s)
     return MK_P2P_ID_SEND + (uint64_t)(s - c->tx->req);
 }
 
-/* Copied into the slot's staging: that its last use was consumed means that it was read. */
+/* Copied into the ring's twin on this side: that the last use of the place was consumed means that it was read. */
 static int send_eager(struct mk_p2p_comm *c, struct mk_p2p_send *s, struct mk_p2p_offer *o)
 {
     struct mk_p2p_tx *tx = c->tx;
     const uint32_t slot = (uint32_t)(tx->eager % MK_P2P_EAGER_SLOTS);
     const uint64_t use = tx->eager / MK_P2P_EAGER_SLOTS + 1;
-    const uint64_t at = MK_P2P_SEND_EAGER_AT + (uint64_t)slot * MK_P2P_EAGER_STRIDE;
+    const uint64_t start = mk_p2p_ring_start(tx->ring), place = start % MK_P2P_EAGER_RING;
+    const uint64_t at = MK_P2P_SEND_EAGER_AT + place;
     struct mk_p2p_eager *e = (struct mk_p2p_eager *)(void *)((uint8_t *)c->ctrl.addr + at);
     e->size = (uint32_t)s->size;
     e->tag = s->tag;
@@ -166,11 +174,12 @@ static int send_eager(struct mk_p2p_comm *c, struct mk_p2p_send *s, struct mk_p2
                                .local_off = at,
                                .len = (uint32_t)(MK_P2P_EAGER_HEAD + s->size),
                                .rmem = c->peer,
-                               .remote_off = MK_P2P_RECV_EAGER_AT + (uint64_t)slot * MK_P2P_EAGER_STRIDE,
+                               .remote_off = MK_P2P_RECV_EAGER_AT + place,
                                .note = slot,
                                .use4 = use & 15,
                                .value = use,
                                .id = id_of(c, s)};
+    tx->ring = tx->ends[slot] = mk_p2p_ring_end(start, e->size);
     tx->eager++;
     if (o)
         close_offer(tx, o);

@@ -46,9 +46,10 @@ int mk_p2p_sock_listen(const struct mk_settings *s, struct mk_p2p_handle *h, int
     struct mk_ifaddr ifa;
     struct sockaddr_storage a;
     socklen_t len = sizeof(a);
+    errno = 0;
     int ret = mk_ifname_choose(s, &ifa);
     if (ret)
-        return ret;
+        return mk_p2p_no_files(ret);
     const int fd = socket_new(ifa.addr.ss_family);
     if (fd < 0 || bind(fd, (struct sockaddr *)&ifa.addr, ifa.len) || listen(fd, SOMAXCONN) ||
         getsockname(fd, (struct sockaddr *)&a, &len)) {

@@ -9,7 +9,7 @@
  *   sender's                                      receiver's
  *   flags, shadow   SEND_NOTES words each         flags, shadow   RECV_NOTES words each
  *   mail            MAIL entries (from receiver)  records         MAIL words (true sizes)
- *                                                 eager           EAGER_SLOTS slots (from sender)
+ *                                                 eager           a ring of bytes (from sender)
  *
  * Every slot has a notification of its own, and is used again only after its user was answered: no two uses of one
  * notification are under way, so no order between writes is needed. */
@@ -22,8 +22,9 @@
 #define MK_P2P_VERSION 1u
 #define MK_P2P_PLUGIN "mKernel"
 
-#define MK_P2P_MAIL 64u        /* receives announced at a time */
-#define MK_P2P_EAGER_SLOTS 16u /* small messages not consumed yet */
+#define MK_P2P_MAIL 64u                /* receives announced at a time */
+#define MK_P2P_EAGER_SLOTS 128u        /* small messages not consumed yet */
+#define MK_P2P_EAGER_RING (128u << 10) /* bytes of them */
 
 struct mk_p2p_handle {
     uint64_t magic;
@@ -117,13 +118,30 @@ static_assert(offsetof(struct mk_p2p_eager, data) == MK_P2P_EAGER_HEAD, "eager h
 static_assert(sizeof(struct mk_p2p_eager) <= MK_P2P_EAGER_STRIDE && MK_P2P_EAGER_STRIDE % 64 == 0,
               "eager slot");
 
+/* The ring of small messages. Positions only grow. A message lies in one piece: where the largest one would not fit
+ * before the ring's end, every message goes to its beginning, so that both sides know the place without the size. */
+static inline uint64_t mk_p2p_ring_start(uint64_t position)
+{
+    const uint64_t at = position % MK_P2P_EAGER_RING;
+    return at + MK_P2P_EAGER_STRIDE > MK_P2P_EAGER_RING ? position + MK_P2P_EAGER_RING - at : position;
+}
+static inline uint64_t mk_p2p_ring_end(uint64_t start, uint32_t size)
+{
+    return start + ((MK_P2P_EAGER_HEAD + size + 63u) & ~63u);
+}
+/* Is there room for the largest message, if all before `tail` is consumed? */
+static inline bool mk_p2p_ring_room(uint64_t position, uint64_t tail)
+{
+    return mk_p2p_ring_start(position) + MK_P2P_EAGER_STRIDE - tail <= MK_P2P_EAGER_RING;
+}
+
 /* Places in the control memories. `staging` is where the owner composes what it sends. */
 #define MK_P2P_ALIGN(x) (((x) + 63u) & ~63u)
 #define MK_P2P_SEND_MAIL_AT MK_P2P_ALIGN(16u * MK_P2P_SEND_NOTES)
-#define MK_P2P_SEND_EAGER_AT (MK_P2P_SEND_MAIL_AT + MK_P2P_MAIL * 128u)                       /* staging */
-#define MK_P2P_SEND_SIZE_AT (MK_P2P_SEND_EAGER_AT + MK_P2P_EAGER_SLOTS * MK_P2P_EAGER_STRIDE) /* staging */
+#define MK_P2P_SEND_EAGER_AT (MK_P2P_SEND_MAIL_AT + MK_P2P_MAIL * 128u) /* staging */
+#define MK_P2P_SEND_SIZE_AT (MK_P2P_SEND_EAGER_AT + MK_P2P_EAGER_RING)  /* staging */
 #define MK_P2P_SEND_BYTES (MK_P2P_SEND_SIZE_AT + 8u * MK_P2P_MAIL)
 #define MK_P2P_RECV_SIZE_AT MK_P2P_ALIGN(16u * MK_P2P_RECV_NOTES)
 #define MK_P2P_RECV_EAGER_AT (MK_P2P_RECV_SIZE_AT + 8u * MK_P2P_MAIL)
-#define MK_P2P_RECV_MAIL_AT (MK_P2P_RECV_EAGER_AT + MK_P2P_EAGER_SLOTS * MK_P2P_EAGER_STRIDE) /* staging */
+#define MK_P2P_RECV_MAIL_AT (MK_P2P_RECV_EAGER_AT + MK_P2P_EAGER_RING) /* staging */
 #define MK_P2P_RECV_BYTES (MK_P2P_RECV_MAIL_AT + MK_P2P_MAIL * 128u)

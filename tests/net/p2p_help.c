@@ -18,6 +18,7 @@ static int load(struct half *h, const char *transport)
 {
     setenv("MK_IFNAME", "lo", 0);
     setenv("MK_TIMEOUT", "10", 0);
+    setenv("MK_LOG", "none", 0);
     const int ret = mk_settings_load(&h->s, true);
     snprintf(h->s.net, sizeof(h->s.net), "%s", transport);
     return ret;
@@ -124,6 +125,7 @@ int half_join(struct half *h)
             return MK_ERR_TIMEOUT;
     }
     mk_p2p_listen_close(l);
+    half_unmap(h);
     h->mem = mmap(NULL, HALF_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (h->mem == MAP_FAILED)
         return MK_ERR_NOMEM;
@@ -131,13 +133,25 @@ int half_join(struct half *h)
     return ret ? ret : mk_p2p_reg(h->rx, half_in(h), HALF_BYTES / 2, &h->rx_mr);
 }
 
-void half_close(struct half *h)
+void half_part(struct half *h)
 {
     mk_p2p_comm_close(h->tx);
     mk_p2p_comm_close(h->rx);
-    mk_p2p_close(h->p);
+    h->tx = h->rx = NULL;
+}
+
+void half_unmap(struct half *h)
+{
     if (h->mem)
         munmap(h->mem, HALF_BYTES);
+    h->mem = NULL;
+}
+
+void half_close(struct half *h)
+{
+    half_part(h);
+    mk_p2p_close(h->p);
+    half_unmap(h);
     memset(h, 0, sizeof(*h));
 }
 

@@ -42,7 +42,9 @@ int half_open(struct half *h);   /* the device */
 int half_join(struct half *h);   /* the comms and memory */
 void half_close(struct half *h); /* all */
 int half_swap(struct half *h, const void *mine, void *theirs, size_t n);
-int half_step(struct half *h); /* both are here */
+int half_step(struct half *h);   /* both are here */
+void half_part(struct half *h);  /* closes the comms */
+void half_unmap(struct half *h); /* takes the memory away */
 
 uint8_t *half_in(struct half *h); /* where to receive into */
 void paint(uint8_t *p, size_t n, unsigned seed);
