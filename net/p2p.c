@@ -20,6 +20,8 @@
 #define REAP_EVERY 16u
 #define LOOK_EVERY 64u
 #define LINGERS 64u
+#define SEE_OFF_NS 2000000u
+#define HURRY_NS 1000000000u
 /* How long closing a device may take to hand what is under way to the network. */
 #define DRAIN_NS 100000000ull
 
@@ -279,6 +281,25 @@ int mk_p2p_progress(struct mk_p2p *p)
     return ret;
 }
 
+/* The good-bye should leave before the caller may turn away for ever; that takes microseconds. Where it does not,
+ * further closes do not try for a while. */
+static void see_off(struct mk_p2p *p, const struct mk_p2p_comm *c)
+{
+    const uint64_t now = mk_time_ns();
+    if (p->hurry_ns && now < p->hurry_ns)
+        return;
+    while (mk_time_ns() - now < SEE_OFF_NS) {
+        const struct mk_p2p_comm *at = p->closing;
+        while (at && at != c)
+            at = at->next;
+        if (!at || at->fin_done || !at->l || mk_link_error(at->l, NULL))
+            return;
+        mk_engine_progress(p->e);
+        reap_all(p);
+    }
+    p->hurry_ns = mk_time_ns() + HURRY_NS;
+}
+
 void mk_p2p_comm_close(struct mk_p2p_comm *c)
 {
     if (!c)
@@ -296,7 +317,7 @@ void mk_p2p_comm_close(struct mk_p2p_comm *c)
             c->l->quiet = true;
         mrs_free(c);
         reap_all(p);
-        mk_p2p_progress(p);
+        see_off(p, c);
     }
     pthread_mutex_unlock(&p->lock);
 }

@@ -179,8 +179,9 @@ struct mk_p2p {
     struct mk_p2p_meet *meets; /* of connecting sides */
     struct mk_p2p_listener *listeners;
     struct mk_p2p_witness *witnesses;
-    unsigned rounds;  /* of progress */
-    unsigned refused; /* log lines about strangers */
+    uint64_t hurry_ns; /* until then nobody waits for good-byes */
+    unsigned rounds;   /* of progress */
+    unsigned refused;  /* log lines about strangers */
 };
 
 /* ids of puts: what completed */

@@ -94,16 +94,15 @@ static int take_eager(struct mk_p2p_comm *c, struct mk_p2p_slot *at, bool *taken
     const uint8_t *place =
         (const uint8_t *)c->ctrl.addr + MK_P2P_RECV_EAGER_AT + at->start % MK_P2P_EAGER_RING;
     struct mk_p2p_recv *r;
-    uint64_t head[2]; /* what is checked is what is used */
-    memcpy(head, place, sizeof(head));
-    const struct mk_p2p_eager *h = (const struct mk_p2p_eager *)(const void *)head;
-    if (h->size > MK_P2P_EAGER)
-        return mk_p2p_comm_fail(c, MK_ERR_PEER, "%s sent a small message of %u bytes", c->name, h->size);
-    at->end = mk_p2p_ring_end(at->start, h->size);
-    struct mk_p2p_sub *s = find_sub(c->rx, h->tag, h->number, &r);
+    struct mk_p2p_eager head;
+    memcpy(&head, place, sizeof(head)); /* what is checked is what is used */
+    if (head.size > MK_P2P_EAGER)
+        return mk_p2p_comm_fail(c, MK_ERR_PEER, "%s sent a small message of %u bytes", c->name, head.size);
+    at->end = mk_p2p_ring_end(at->start, head.size);
+    struct mk_p2p_sub *s = find_sub(c->rx, head.tag, head.number, &r);
     *taken = s != NULL;
     if (s)
-        deliver(c, r, s, place + MK_P2P_EAGER_HEAD, h);
+        deliver(c, r, s, place + MK_P2P_EAGER_HEAD, &head);
     return 0;
 }
 

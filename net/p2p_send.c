@@ -169,7 +169,7 @@ static int send_eager(struct mk_p2p_comm *c, struct mk_p2p_send *s, struct mk_p2
     e->number = s->number;
     e->mail = o ? (uint32_t)(o - tx->offer) + 1 : 0;
     if (s->size)
-        memcpy(e->data, s->data, s->size);
+        memcpy(e + 1, s->data, s->size);
     const struct mk_put put = {.mr = c->ctrl_mr,
                                .local_off = at,
                                .len = (uint32_t)(MK_P2P_EAGER_HEAD + s->size),

@@ -105,18 +105,18 @@ struct mk_p2p_mail {
 };
 static_assert(sizeof(struct mk_p2p_mail) == 128, "mail entry");
 
+/* In front of a small message. */
 struct mk_p2p_eager {
     uint32_t size;
     int32_t tag;
     uint32_t number; /* of this message among those of its tag */
     uint32_t mail;   /* 1 + mail slot that it answers; 0: none known */
-    uint8_t data[MK_P2P_EAGER];
 };
 #define MK_P2P_EAGER_HEAD 16u
 #define MK_P2P_EAGER_STRIDE 8256u
-static_assert(offsetof(struct mk_p2p_eager, data) == MK_P2P_EAGER_HEAD, "eager head");
-static_assert(sizeof(struct mk_p2p_eager) <= MK_P2P_EAGER_STRIDE && MK_P2P_EAGER_STRIDE % 64 == 0,
-              "eager slot");
+static_assert(sizeof(struct mk_p2p_eager) == MK_P2P_EAGER_HEAD, "eager head");
+static_assert(MK_P2P_EAGER_HEAD + MK_P2P_EAGER <= MK_P2P_EAGER_STRIDE && MK_P2P_EAGER_STRIDE % 64 == 0,
+              "eager");
 
 /* The ring of small messages. Positions only grow. A message lies in one piece: where the largest one would not fit
  * before the ring's end, every message goes to its beginning, so that both sides know the place without the size. */
