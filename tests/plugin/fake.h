@@ -6,7 +6,7 @@
 #include "plugin/nccl/abi_net.h"
 #include <stdbool.h>
 
-enum { FAKE_GROUP = 8, FAKE_IN_FLIGHT = 64 };
+enum { FAKE_GROUP = 8, FAKE_IN_FLIGHT = 256 };
 
 bool fake_fault(const char *name);
 void fake_warn(const char *fmt, ...) __attribute__((format(printf, 1, 2)));

@@ -255,17 +255,35 @@ static const char help[] = "usage: harness PLUGIN.so [options]\n"
                            "  --rounds N       repetitions of the random cases (default 1)\n"
                            "  --limit S        seconds a case may take (default 30)\n"
                            "  --patience S     seconds until a lost peer must be an error (default 15)\n"
+                           "  --set NAME=TEXT  an environment variable; + stands for ;\n"
                            "  --own            also what only this project's plugin promises\n"
                            "  --verbose        the plugin's log lines\n";
+
+static int set(char *text)
+{
+    char *value = strchr(text, '=');
+    if (!value)
+        return 1;
+    *value++ = 0;
+    for (char *p = value; *p; p++)
+        *p = *p == '+' ? ';' : *p;
+    return setenv(text, value, 1);
+}
 
 int main(int argc, char **argv)
 {
     static const struct option longs[] = {
-        {"only", required_argument, NULL, 'o'},  {"version", required_argument, NULL, 'v'},
-        {"max", required_argument, NULL, 'm'},   {"rounds", required_argument, NULL, 'r'},
-        {"limit", required_argument, NULL, 'l'}, {"patience", required_argument, NULL, 'p'},
-        {"own", no_argument, NULL, 'w'},         {"verbose", no_argument, NULL, 'b'},
-        {"help", no_argument, NULL, 'h'},        {NULL, 0, NULL, 0},
+        {"only", required_argument, NULL, 'o'},
+        {"version", required_argument, NULL, 'v'},
+        {"max", required_argument, NULL, 'm'},
+        {"rounds", required_argument, NULL, 'r'},
+        {"limit", required_argument, NULL, 'l'},
+        {"patience", required_argument, NULL, 'p'},
+        {"own", no_argument, NULL, 'w'},
+        {"verbose", no_argument, NULL, 'b'},
+        {"set", required_argument, NULL, 's'},
+        {"help", no_argument, NULL, 'h'},
+        {NULL, 0, NULL, 0},
     };
     struct options o = {.max = 64u << 20, .rounds = 1, .limit = 30, .patience = 15};
     int c;
@@ -284,6 +302,8 @@ int main(int argc, char **argv)
             o.patience = atof(optarg);
         else if (c == 'w')
             o.own = true;
+        else if (c == 's' && set(optarg))
+            return 2;
         else if (c == 'b')
             loud = o.verbose = true;
         else

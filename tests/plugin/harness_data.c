@@ -324,6 +324,58 @@ static void grouped(struct rank *r)
     link_down(r, &l);
 }
 
+/* 32 groups posted before anything is sent, and as many sends as they take before any of them is tested. */
+static void inflight_groups(struct rank *r)
+{
+    enum { G = MK_NCCL_MAX_REQUESTS, BYTES = 9000 };
+    static void *request[G * CALLER_GROUP_MAX];
+    struct link l;
+    struct buf all, part[CALLER_GROUP_MAX];
+    const int n = r->props.maxRecvs < 8 ? r->props.maxRecvs : 8;
+    size_t room[CALLER_GROUP_MAX];
+    int tags[CALLER_GROUP_MAX], size[CALLER_GROUP_MAX];
+    if (n < 2)
+        skip(r, "maxRecvs is 1");
+    link_up(r, &l, !r->me, 0);
+    buf_new(r, &all, (size_t)G * 8 * BYTES, 0);
+    buf_reg(r, &all, r->me ? l.recv : l.send);
+    buf_fill(&all, 77, r->me ? 0 : all.size);
+    for (int g = 0; r->me && g < G; g++) {
+        for (int k = 0; k < n; k++) {
+            part[k] = all;
+            part[k].data += (size_t)(g * n + k) * BYTES;
+            room[k] = g & 1 ? BYTES : 500;
+            tags[k] = k;
+        }
+        request[g] = try_recv_group(r, l.recv, n, part, room, tags);
+        need(r, request[g], "group %d of %d is not taken", g, G);
+    }
+    step(r);
+    for (int i = 0; !r->me && i < G * n; i++) {
+        part[0] = all;
+        part[0].data += (size_t)i * BYTES;
+        request[i] = post_send(r, l.send, &part[0], i / n & 1 ? BYTES : 500, i % n);
+    }
+    for (int left = r->me ? G : G * n, of = left; left; breathe(r))
+        for (int i = of - 1; i >= 0; i--)
+            if (request[i] && tested(r, request[i], r->me ? n : 0, size)) {
+                for (int k = 0; r->me && k < n; k++)
+                    need(r, size[k] == (i & 1 ? BYTES : 500), "size %d of group %d is %d", k, i, size[k]);
+                request[i] = NULL;
+                left--;
+            }
+    struct buf want;
+    buf_new(r, &want, all.size, 0);
+    buf_fill(&want, 77, want.size);
+    for (int i = 0; i < G * n; i++)
+        need(r, !memcmp(want.data + (size_t)i * BYTES, all.data + (size_t)i * BYTES, i / n & 1 ? BYTES : 500),
+             "message %d is wrong", i);
+    buf_free(r, &want);
+    step(r);
+    buf_free(r, &all);
+    link_down(r, &l);
+}
+
 /* ---- more sent than there is room for ---- */
 
 static void too_small(struct rank *r)
@@ -370,6 +422,7 @@ const struct test_case cases_data[] = {
     {.name = "inflight", .ranks = 2, .run = inflight},
     {.name = "order", .ranks = 2, .run = order},
     {.name = "grouped", .ranks = 2, .run = grouped},
+    {.name = "inflight_groups", .ranks = 2, .run = inflight_groups},
     {.name = "too_small", .ranks = 2, .run = too_small},
     {.name = NULL},
 };

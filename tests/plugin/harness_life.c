@@ -488,6 +488,43 @@ static void children(struct rank *r)
     link_down(r, &l);
 }
 
+/* What NCCL does not do, and a wrong caller might: an error, and everything goes on. */
+static void misuse(struct rank *r)
+{
+    struct link l;
+    struct buf a;
+    void *request = NULL, *mh = NULL, *data[CALLER_GROUP_MAX], *mhs[CALLER_GROUP_MAX];
+    size_t sizes[CALLER_GROUP_MAX];
+    int tags[CALLER_GROUP_MAX] = {0};
+    if (!r->o->own)
+        skip(r, "only what our own plugin promises");
+    link_up(r, &l, !r->me, 0);
+    buf_new(r, &a, 100000, 0);
+    buf_reg(r, &a, l.send);
+    for (int i = 0; i < CALLER_GROUP_MAX; i++) {
+        data[i] = a.data;
+        mhs[i] = a.mh;
+        sizes[i] = 100;
+    }
+    if (!(r->props.ptrSupport & MK_NCCL_PTR_CUDA))
+        need(r, caller_reg(&r->c, l.recv, a.data, a.size, MK_NCCL_PTR_CUDA, &mh),
+             "regMr takes device memory");
+    need(r, caller_reg(&r->c, l.recv, NULL, 100, MK_NCCL_PTR_HOST, &mh) || !mh, "regMr takes address NULL");
+    need(r, caller_isend(&r->c, l.send, a.data, a.size + 1, 0, a.mh, &request), "isend beyond the memory");
+    need(r, caller_isend(&r->c, l.send, a.data + 1, a.size, 0, a.mh, &request), "isend beyond the memory");
+    need(r, caller_isend(&r->c, l.send, a.data, a.size, 0, NULL, &request), "a large isend without mhandle");
+    need(r, caller_irecv(&r->c, l.recv, r->props.maxRecvs + 1, data, sizes, tags, mhs, &request),
+         "a group of %d", r->props.maxRecvs + 1);
+    sizes[0] = a.size;
+    need(r, caller_irecv(&r->c, l.recv, 1, data, sizes, tags, mhs, &request),
+         "irecv with another comm's memory");
+    need(r, caller_isend(&r->c, l.recv, a.data, 8, 0, a.mh, &request), "isend on a comm that receives");
+    need(r, caller_irecv(&r->c, l.send, 1, data, sizes, tags, mhs, &request), "irecv on a comm that sends");
+    hello(r, &l, 30000, 8);
+    buf_free(r, &a);
+    link_down(r, &l);
+}
+
 const struct test_case cases_life[] = {
     {.name = "connecting", .ranks = 2, .run = connecting},
     {.name = "oneself", .ranks = 1, .run = oneself},
@@ -502,6 +539,7 @@ const struct test_case cases_life[] = {
     {.name = "handles", .ranks = 2, .run = handles},
     {.name = "strangers", .ranks = 2, .run = strangers},
     {.name = "threads", .ranks = 2, .run = threads},
+    {.name = "misuse", .ranks = 2, .run = misuse},
     {.name = "children", .ranks = 2, .run = children},
     {.name = NULL},
 };

@@ -38,6 +38,7 @@ caught mhandle sizes 12 'NULL mhandle'
 caught size unequal 9 'is the size'
 caught extra unequal 12 'test wrote size'
 caught few inflight 12 'not taken'
+caught few inflight_groups 12 'not taken'
 caught lost order 12 hangs
 caught hint order 12 'left 0x1'
 caught swap order 12 'rank'
