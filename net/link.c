@@ -166,6 +166,19 @@ int mk_link_import(struct mk_link *l, const struct mk_net_key *key, struct mk_rm
     return 0;
 }
 
+void mk_link_forget(struct mk_link *l, struct mk_rmem *rmem)
+{
+    uint32_t kept = 0;
+    rmem->stale = true;
+    for (uint32_t i = 0; !mk_link_pending(l) && i < l->nrmem; i++) {
+        if (l->rmem[i]->stale)
+            l->e->ops->unimport(l->rmem[i]);
+        else
+            l->rmem[kept++] = l->rmem[i];
+    }
+    l->nrmem = mk_link_pending(l) ? l->nrmem : kept;
+}
+
 int mk_link_set_notes(struct mk_link *l, const struct mk_peer_notes *notes)
 {
     if (!notes->n || !notes->mem || notes->mem->conn != l->conn ||

@@ -223,6 +223,7 @@ void mk_p2p_comm_free(struct mk_p2p_comm *c)
     free(c->tx);
     free(c->rx);
     free(c->tags.list);
+    free(c->spare_mr);
     free(c->steps);
     free(c);
 }
@@ -379,7 +380,7 @@ int mk_p2p_reg(struct mk_p2p_comm *c, void *addr, size_t len, struct mk_p2p_mr *
     int ret = mk_engine_reg(c->p->e, addr, len, NULL, &m->mr);
     if (!ret) {
         mk_mr_key(m->mr, &m->key);
-        m->number = c->next_mr++;
+        m->number = c->nspare ? c->spare_mr[--c->nspare] : c->next_mr++;
         m->next = c->mrs;
         c->mrs = m;
         *out = m;
@@ -405,6 +406,20 @@ static bool in_use(const struct mk_p2p_comm *c, const struct mk_p2p_mr *m)
     return false;
 }
 
+/* The peer keeps what it imported by number: they are given out again, and stay few. */
+static void spare_number(struct mk_p2p_comm *c, uint32_t number)
+{
+    if (c->nspare == c->spare_size) {
+        const uint32_t size = c->spare_size ? 2 * c->spare_size : 8;
+        uint32_t *more = realloc(c->spare_mr, size * sizeof(*more));
+        if (!more)
+            return; /* one number is lost */
+        c->spare_mr = more;
+        c->spare_size = size;
+    }
+    c->spare_mr[c->nspare++] = number;
+}
+
 /* Nothing may read or write the memory afterwards: what still uses it ends here, with the comm. */
 void mk_p2p_dereg(struct mk_p2p_comm *c, struct mk_p2p_mr *m)
 {
@@ -423,6 +438,7 @@ void mk_p2p_dereg(struct mk_p2p_comm *c, struct mk_p2p_mr *m)
             mk_link_close(c->l);
             c->l = NULL;
         }
+        spare_number(c, m->number);
         mr_free(m);
     }
     pthread_mutex_unlock(&c->p->lock);
@@ -442,10 +458,30 @@ static int step(struct mk_p2p_comm *c, struct mk_p2p_req *r)
     return c->tx ? mk_p2p_tx_progress(c) : mk_p2p_rx_progress(c, (struct mk_p2p_recv *)r);
 }
 
+/* A small receive that nothing comes for is announced after a while: should the message be a large one, its sender
+ * must learn that there is no room for it. */
+static void look_small(struct mk_p2p_comm *c, uint64_t now)
+{
+    struct mk_p2p_rx *rx = c->rx;
+    const struct mk_p2p_recv *r = (const struct mk_p2p_recv *)rx->open_first;
+    if (!r || !rx->unannounced)
+        return;
+    if (rx->old != &r->base || rx->old_number != r->sub[0].number) {
+        rx->old = &r->base;
+        rx->old_number = r->sub[0].number;
+        rx->old_ns = now;
+    } else if (now - rx->old_ns > MK_P2P_SMALL_NS) {
+        rx->old_ns = now;
+        rx->small_too = true;
+    }
+}
+
 /* Is the peer gone? What it sent last may still be on its way. */
 static void look(struct mk_p2p_comm *c)
 {
     const uint64_t now = mk_time_ns();
+    if (c->rx)
+        look_small(c, now);
     const bool closed = mk_p2p_flag(c, c->life) >= 2;
     if (!c->gone_ns && (closed || (c->witness && mk_p2p_witness_gone(c->witness, now))))
         c->gone_ns = now;

@@ -19,6 +19,8 @@
 #define MK_P2P_MR_MAX 65536u /* memories of one comm that a peer may name */
 /* How long data may still be on its way when the peer is seen to be gone. */
 #define MK_P2P_GRACE_NS 1000000000ull
+/* After what time a small receive is announced too. */
+#define MK_P2P_SMALL_NS 100000000ull
 
 /* Per tag: the number of the next message. */
 struct mk_p2p_tag {
@@ -94,6 +96,12 @@ struct mk_p2p_offer {
     struct mk_rmem *mem;
 };
 
+/* Memory of the peer, under the number that it has given it for now. */
+struct mk_p2p_far {
+    struct mk_rmem *mem;
+    struct mk_net_key key;
+};
+
 struct mk_p2p_tx {
     struct mk_p2p_send req[MK_P2P_SENDS];
     struct mk_p2p_req *free;
@@ -105,7 +113,7 @@ struct mk_p2p_tx {
     uint64_t eager, credit; /* small messages sent, and known to be consumed */
     uint64_t ring;          /* position in the ring of small messages */
     uint64_t ends[MK_P2P_EAGER_SLOTS];
-    struct mk_rmem **mem; /* by number */
+    struct mk_p2p_far *mem; /* by number */
     uint32_t nmem;
 };
 
@@ -138,6 +146,11 @@ struct mk_p2p_rx {
     unsigned unannounced; /* posted messages */
     unsigned open;        /* announced, not received */
     unsigned waits;       /* looks since an announcement could have been made */
+    /* the oldest receive that is not announced, since when it is that, and whether to announce it, small as it is */
+    const struct mk_p2p_req *old;
+    uint32_t old_number;
+    uint64_t old_ns;
+    bool small_too;
 };
 
 struct mk_p2p_comm {
@@ -155,6 +168,8 @@ struct mk_p2p_comm {
     struct mk_p2p_tags tags;
     struct mk_p2p_mr *mrs;
     uint32_t next_mr;
+    uint32_t *spare_mr; /* numbers below next_mr that are free again */
+    uint32_t nspare, spare_size;
     struct mk_p2p_witness *witness;
     char name[64]; /* of the peer */
     int error;     /* sticky */

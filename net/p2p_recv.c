@@ -263,7 +263,8 @@ static int announce(struct mk_p2p_comm *c)
     struct mk_p2p_rx *rx = c->rx;
     uint32_t first = rx->mail_next;
     int ret = 0;
-    const bool small_too = stuck(rx);
+    const bool small_too = stuck(rx) || rx->small_too;
+    rx->small_too = false;
     move_mail(rx);
     for (struct mk_p2p_req *q = rx->open_first; q && rx->unannounced; q = q->next) {
         struct mk_p2p_recv *r = (struct mk_p2p_recv *)q;
@@ -308,6 +309,12 @@ static int look(struct mk_p2p_comm *c, struct mk_p2p_recv *r, struct mk_p2p_sub 
     }
     rx->box[slot].state = MK_P2P_MAIL_DONE;
     rx->box[slot].sub = NULL;
+    if (size & MK_P2P_TOO_LARGE) {
+        too_small(c, r, s, size & ~MK_P2P_TOO_LARGE);
+        received(c, r, s, 0);
+        move_mail(rx);
+        return 0;
+    }
     if (size > s->size)
         return mk_p2p_comm_fail(c, MK_ERR_PEER, "%s says that it wrote %llu bytes where %zu were posted",
                                 c->name, (unsigned long long)size, s->size);

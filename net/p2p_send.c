@@ -18,20 +18,26 @@ static int import(struct mk_p2p_comm *c, const struct mk_p2p_mail *m, struct mk_
         return mk_p2p_comm_fail(c, MK_ERR_PEER, "%s announced memory number %u", c->name, m->mr);
     if (m->mr >= tx->nmem) {
         const uint32_t n = m->mr + 8;
-        struct mk_rmem **more = realloc(tx->mem, n * sizeof(struct mk_rmem *));
+        struct mk_p2p_far *more = realloc(tx->mem, n * sizeof(*more));
         if (!more)
             return mk_p2p_comm_fail(c, MK_ERR_NOMEM, "memory %u of %s", m->mr, c->name);
-        memset(more + tx->nmem, 0, (n - tx->nmem) * sizeof(struct mk_rmem *));
+        memset(more + tx->nmem, 0, (n - tx->nmem) * sizeof(*more));
         tx->mem = more;
         tx->nmem = n;
     }
-    if (!tx->mem[m->mr]) {
-        const int ret = mk_link_import(c->l, &m->key, &tx->mem[m->mr]);
+    struct mk_p2p_far *f = &tx->mem[m->mr];
+    if (f->mem && memcmp(&f->key, &m->key, sizeof(f->key))) { /* the number now names other memory */
+        mk_link_forget(c->l, f->mem);
+        f->mem = NULL;
+    }
+    if (!f->mem) {
+        const int ret = mk_link_import(c->l, &m->key, &f->mem);
         if (ret)
             return mk_p2p_comm_fail(c, ret == MK_ERR_NOMEM ? ret : MK_ERR_PEER,
                                     "memory that %s announced: %s", c->name, mk_last_error());
     }
-    *out = tx->mem[m->mr];
+    f->key = m->key;
+    *out = f->mem;
     return 0;
 }
 
@@ -187,6 +193,43 @@ static int send_eager(struct mk_p2p_comm *c, struct mk_p2p_send *s, struct mk_p2
     return mk_p2p_put(c, &put, 1);
 }
 
+/* Two puts for less than what was posted: put[0] becomes PART, put[1] the size, SIZE. */
+static void say_size(struct mk_p2p_comm *c, const struct mk_p2p_send *s, uint32_t slot, uint64_t size,
+                     struct mk_put put[2])
+{
+    struct mk_p2p_tx *tx = c->tx;
+    const uint64_t at = MK_P2P_SEND_SIZE_AT + 8ull * slot;
+    memcpy((uint8_t *)c->ctrl.addr + at, &size, 8);
+    put[0].note = MK_P2P_RECV_PART + slot;
+    put[0].value = ++tx->part[slot];
+    put[0].use4 = put[0].value & 15;
+    put[0].id = id_of(c, s);
+    put[1].mr = c->ctrl_mr;
+    put[1].local_off = at;
+    put[1].len = 8;
+    put[1].rmem = c->peer;
+    put[1].remote_off = MK_P2P_RECV_SIZE_AT + 8ull * slot;
+    put[1].note = MK_P2P_RECV_SIZE + slot;
+    put[1].value = ++tx->rec[slot];
+    put[1].use4 = put[1].value & 15;
+    put[1].id = id_of(c, s);
+}
+
+/* The message does not fit what was posted: both sides are told, and nothing is written. */
+static int send_nothing(struct mk_p2p_comm *c, struct mk_p2p_send *s, struct mk_p2p_offer *o)
+{
+    struct mk_put put[2];
+    s->base.status =
+        mk_fail(MK_ERR_INVALID, "NET",
+                "a message of %zu bytes (tag %d) to %s is larger than the %llu bytes posted for it", s->size,
+                s->tag, c->name, (unsigned long long)o->size);
+    memset(put, 0, sizeof(put));
+    say_size(c, s, (uint32_t)(o - c->tx->offer), s->size | MK_P2P_TOO_LARGE, put);
+    s->base.left = 2;
+    close_offer(c->tx, o);
+    return mk_p2p_put(c, put, 2);
+}
+
 /* Straight into the posted buffer. The notification FULL says that all of it was written; of less, PART says that the
  * payload and SIZE that the size is there (they may arrive in either order). */
 static int send_direct(struct mk_p2p_comm *c, struct mk_p2p_send *s, struct mk_p2p_offer *o)
@@ -194,7 +237,6 @@ static int send_direct(struct mk_p2p_comm *c, struct mk_p2p_send *s, struct mk_p
     struct mk_p2p_tx *tx = c->tx;
     const uint32_t slot = (uint32_t)(o - tx->offer);
     const bool full = s->size == o->size;
-    uint64_t *use = full ? &tx->full[slot] : &tx->part[slot];
     struct mk_put put[2];
     memset(put, 0, sizeof(put));
     put[0].len = (uint32_t)s->size;
@@ -204,23 +246,13 @@ static int send_direct(struct mk_p2p_comm *c, struct mk_p2p_send *s, struct mk_p
         put[0].rmem = o->mem;
         put[0].remote_off = o->offset;
     }
-    put[0].note = (full ? MK_P2P_RECV_FULL : MK_P2P_RECV_PART) + slot;
-    put[0].value = ++*use;
-    put[0].use4 = *use & 15;
-    put[0].id = id_of(c, s);
-    if (!full) {
-        const uint64_t at = MK_P2P_SEND_SIZE_AT + 8ull * slot;
-        const uint64_t size = s->size;
-        memcpy((uint8_t *)c->ctrl.addr + at, &size, 8);
-        put[1].mr = c->ctrl_mr;
-        put[1].local_off = at;
-        put[1].len = 8;
-        put[1].rmem = c->peer;
-        put[1].remote_off = MK_P2P_RECV_SIZE_AT + 8ull * slot;
-        put[1].note = MK_P2P_RECV_SIZE + slot;
-        put[1].value = ++tx->rec[slot];
-        put[1].use4 = put[1].value & 15;
-        put[1].id = id_of(c, s);
+    if (full) {
+        put[0].note = MK_P2P_RECV_FULL + slot;
+        put[0].value = ++tx->full[slot];
+        put[0].use4 = put[0].value & 15;
+        put[0].id = id_of(c, s);
+    } else {
+        say_size(c, s, slot, s->size, put);
     }
     s->base.left = full ? 1 : 2;
     close_offer(tx, o);
@@ -234,11 +266,7 @@ static int try_send(struct mk_p2p_comm *c, struct mk_p2p_send *s)
     const bool small = s->size <= MK_P2P_EAGER;
     if (o && s->size > o->size) {
         s->waiting = false;
-        s->base.status =
-            mk_fail(MK_ERR_INVALID, "NET",
-                    "a message of %zu bytes (tag %d) to %s is larger than the %llu bytes posted for it",
-                    s->size, s->tag, c->name, (unsigned long long)o->size);
-        return 0;
+        return send_nothing(c, s, o);
     }
     if (small && eager_room(c)) {
         s->waiting = false;

@@ -112,6 +112,8 @@ struct mk_p2p_eager {
     uint32_t number; /* of this message among those of its tag */
     uint32_t mail;   /* 1 + mail slot that it answers; 0: none known */
 };
+#define MK_P2P_TOO_LARGE                                                                                     \
+    (1ull << 63) /* in a size: the message has the rest of it, did not fit and was not written */
 #define MK_P2P_EAGER_HEAD 16u
 #define MK_P2P_EAGER_STRIDE 8256u
 static_assert(sizeof(struct mk_p2p_eager) == MK_P2P_EAGER_HEAD, "eager head");

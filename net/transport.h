@@ -28,6 +28,7 @@ struct mk_mr {
 struct mk_rmem {
     struct mk_conn *conn;
     size_t len;
+    bool stale; /* the engine's: to be freed */
 };
 
 enum mk_wr_flags {

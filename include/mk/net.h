@@ -79,6 +79,8 @@ int mk_link_connect(struct mk_link *l, const struct mk_net_addr *peer);
 void mk_link_close(struct mk_link *l);
 int mk_link_import(struct mk_link *l, const struct mk_net_key *key,
                    struct mk_rmem **out); /* freed with the link */
+/* The peer has taken this memory back: nothing is put there any more. Freed once no put is under way. */
+void mk_link_forget(struct mk_link *l, struct mk_rmem *rmem);
 
 /* The flag words that peers set here: `n` words at flags[], and n shadow words (used by wide credits). Both lie in
  * memory that is registered and exported to the peers. step[i]: by how much flags[i] grows per use (ring slots:

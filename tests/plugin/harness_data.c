@@ -380,9 +380,9 @@ static void inflight_groups(struct rank *r)
 
 static void too_small(struct rank *r)
 {
-    static const size_t pairs[][2] = {{9, 8}, {5000, 4999}, {1 << 20, 65536}, {1, 0}};
+    static const size_t pairs[][2] = {{9, 8}, {5000, 4999}, {1 << 20, 65536}, {1, 0}, {1 << 20, 100}};
     const int patience = (int)r->o->patience;
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) {
         struct link l;
         struct buf b;
         link_up(r, &l, !r->me, i);
