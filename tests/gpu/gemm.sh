@@ -16,6 +16,8 @@ done
 for set in table tp decode; do timeout 120 "$build/bin/mkbench" gemm --set $set; done
 timeout 120 "$build/bin/mkbench" gemm --set table --bands 2
 timeout 120 "$build/bin/mkbench" gemm --set table --blocks 66
-cuobjdump --dump-sass "$build/tests/test_gpu_gemm" 2>/dev/null | awk '
-    /Function :/ { f = $3 } /HGMMA/ { h[f]++ } /STL|LDL/ { s[f]++ }
-    END { for (i in h) n += 1; for (i in s) print "spills:", i, s[i]; print n + 0, "kernels use HGMMA" }'
+for fatbin in "$build"/fused/gemm_*.fatbin; do
+    cuobjdump --dump-sass "$fatbin" 2>/dev/null | awk -v f="$fatbin" '
+        /Function :/ { k = $3 } /HGMMA/ { h[k]++ } /STL|LDL/ { s[k]++ }
+        END { for (i in h) n += 1; for (i in s) print "spills:", i, s[i]; print f ": " n + 0 " kernels use HGMMA" }'
+done
