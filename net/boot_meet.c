@@ -242,7 +242,7 @@ static int join_root(const struct mk_settings *s, struct mk_boot *b, struct mk_b
     const uint64_t key = b->key;
     const uint32_t nranks = (uint32_t)b->nranks;
     ret = join(b, NULL, NULL, &at, deadline, out);
-    if (ret == MK_ERR_MISMATCH)
+    if (ret && ret != MK_ERR_TIMEOUT)
         mk_boot_root_hear(key, nranks, deadline);
     return ret;
 }
