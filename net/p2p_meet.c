@@ -9,11 +9,11 @@
  *   HEAR  reply                      <-    SAY
  *   LINK
  *   WARM  first put                  ->    WARM  first put back
- *                                    <-    one byte over TCP: met
+ *   one byte over TCP: met           <->   one byte over TCP: met
  *
  * The first puts make the network's own connection while both sides are at it: later a put completes although the peer
- * is busy elsewhere. They may fail where an earlier connection between the two devices broke, since some networks tell
- * that to the next who writes: then the meeting begins anew. The TCP connection ends, or stays as witness
+ * is busy elsewhere. They may fail, or get lost, where an earlier connection between the two devices broke, since some
+ * networks notice that by the next write: then the meeting begins anew. The TCP connection ends, or stays as witness
  * (p2p_life.c). */
 #include "boot_sock.h"
 #include "boot_wire.h"
@@ -31,7 +31,7 @@
 #define PENDING_MAX 32 /* connections that have not said hello yet, a listener */
 #define REFUSALS_SAID 8u
 #define SAY_EVERY_NS 30000000000ull
-#define TRIES 5u
+#define PATIENCE_NS 500000000ull /* in WARM, the first time */
 
 #define BROKEN 1 /* the link broke in WARM */
 
@@ -50,8 +50,8 @@ struct mk_p2p_meet {
     struct mk_p2p_reply reply;
     struct mk_p2p_comm *comm;
     struct mk_p2p_witness *witness;
-    bool warmed;
-    unsigned tries; /* that ended in a link that broke */
+    bool warmed, said;
+    uint64_t patience_ns, warm_ns; /* of WARM: how long, since when */
     char name[80];
 };
 
@@ -81,6 +81,7 @@ static struct mk_p2p_meet *meet_new(struct mk_p2p *p, bool connects)
     m->id = mk_boot_random();
     m->said_ns = mk_time_ns();
     m->deadline = m->said_ns + p->timeout_ns;
+    m->patience_ns = PATIENCE_NS;
     m->step = connects ? DIAL : HEAR;
     return m;
 }
@@ -132,39 +133,46 @@ static int do_link(struct mk_p2p_meet *m, const struct mk_p2p_side *peer)
     return ret ? ret : next_step(m, m->connects ? WARM : SAY);
 }
 
-/* The accepting side's first put answers the other one: two at a time would make two connections of the network. */
+static int warm_put(struct mk_p2p_meet *m)
+{
+    struct mk_p2p_comm *c = m->comm;
+    const struct mk_put put = {
+        .note = c->tx ? MK_P2P_RECV_LIFE : MK_P2P_SEND_LIFE, .use4 = 1, .value = 1, .id = MK_P2P_ID_CONTROL};
+    m->warmed = true;
+    return mk_p2p_put(c, &put, 1);
+}
+
+/* The accepting side's first put answers the other one: two at a time would make two connections of the network.
+ * Then bytes over TCP, from the accepting side and back: neither takes the comm for met before the other one may. */
 static int do_warm(struct mk_p2p_meet *m)
 {
     struct mk_p2p_comm *c = m->comm;
-    char byte = 'm';
     const bool heard = mk_p2p_flag(c, c->life) >= 1;
-    if (!m->warmed && (m->connects || heard)) {
-        const struct mk_put put = {.note = c->tx ? MK_P2P_RECV_LIFE : MK_P2P_SEND_LIFE,
-                                   .use4 = 1,
-                                   .value = 1,
-                                   .id = MK_P2P_ID_CONTROL};
-        if (mk_p2p_put(c, &put, 1))
-            return BROKEN;
-        m->warmed = true;
-    }
-    if (heard && m->warmed && !c->control) {
-        if (m->connects && (mk_p2p_sock_recv(m->fd, &byte, 1, &m->done) == MK_ERR_AGAIN))
-            return MK_ERR_AGAIN;
-        if (!m->connects)
-            mk_p2p_sock_send(m->fd, &byte, 1, &m->done);
-        return m->done ? next_step(m, MET) : BROKEN;
-    }
+    size_t said = 0;
+    char byte = 'm';
+    if (!m->warmed && (m->connects || heard) && warm_put(m))
+        return BROKEN;
     mk_p2p_progress(m->p);
-    const bool left = !m->done && mk_p2p_sock_recv(m->fd, &byte, 1, &m->done) == MK_ERR_PEER;
-    return mk_link_error(c->l, NULL) || (left && !heard) ? BROKEN : MK_ERR_AGAIN;
+    if (mk_link_error(c->l, NULL))
+        return BROKEN;
+    const bool warm = heard && m->warmed && !c->control;
+    if (warm && !m->connects && !m->said) {
+        m->said = true;
+        mk_p2p_sock_send(m->fd, &byte, 1, &said);
+    }
+    const int ret = mk_p2p_sock_recv(m->fd, &byte, 1, &m->done);
+    if (ret && ret != MK_ERR_AGAIN)
+        return BROKEN;
+    if (ret || !warm)
+        return MK_ERR_AGAIN;
+    if (m->connects && mk_p2p_sock_send(m->fd, &byte, 1, &said))
+        return BROKEN;
+    return next_step(m, MET);
 }
 
 /* From the beginning, on the connecting side. */
-static int again(struct mk_p2p_meet *m)
+static void again(struct mk_p2p_meet *m)
 {
-    if (++m->tries == TRIES)
-        return mk_fail(MK_ERR_NET, "NET", "the network does not connect to process %d at %s: %s",
-                       m->handle.pid, m->name, mk_last_error());
     mk_p2p_comm_free(m->comm);
     mk_p2p_witness_put(m->p, m->witness);
     mk_boot_fd_close(m->fd);
@@ -172,9 +180,9 @@ static int again(struct mk_p2p_meet *m)
     m->witness = NULL;
     m->fd = -1;
     m->warmed = false;
+    m->patience_ns *= 2;
     memset(&m->reply, 0, sizeof(m->reply));
     next_step(m, DIAL);
-    return MK_ERR_AGAIN;
 }
 
 /* Takes the comm out of a meeting that is over. */
@@ -304,11 +312,21 @@ static int drive_connect(struct mk_p2p_meet *m)
         else
             ret = do_warm(m);
     }
-    if (ret == BROKEN)
-        ret = again(m);
+    const uint64_t now = mk_time_ns();
+    if (m->step == WARM && ret == MK_ERR_AGAIN) {
+        m->warm_ns = m->warm_ns ? m->warm_ns : now;
+        if (now - m->warm_ns > m->patience_ns)
+            ret = BROKEN;
+    } else {
+        m->warm_ns = 0;
+    }
+    if (ret == BROKEN) {
+        again(m);
+        m->warm_ns = 0;
+        ret = MK_ERR_AGAIN;
+    }
     if (ret != MK_ERR_AGAIN)
         return ret;
-    const uint64_t now = mk_time_ns();
     if (m->step == HEAR)
         say_waiting(m, now);
     else if (now > m->deadline)

@@ -145,6 +145,7 @@ static int too_small(struct half *h)
     CHECK_OK(post_recv(h->rx, half_in(h), 20000, 0, h->rx_mr, &r));
     CHECK_OK(post_send(h->tx, h->mem, 20001, 0, h->tx_mr, &s));
     CHECK(finish(s, NULL) == MK_ERR_INVALID);
+    CHECK(finish(r, NULL) == MK_ERR_INVALID); /* and tells the receiver */
     for (int i = 0; i < 100000; i++)
         CHECK(half_in(h)[i] == 0x11);
     /* outside of what was registered, or of nothing */
