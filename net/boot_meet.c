@@ -242,8 +242,10 @@ static int join_root(const struct mk_settings *s, struct mk_boot *b, struct mk_b
     const uint64_t key = b->key;
     const uint32_t nranks = (uint32_t)b->nranks;
     ret = join(b, NULL, NULL, &at, deadline, out);
+    /* Ranks that disagree are all there or about to come; after a death the others need not be. */
+    const uint64_t soon = mk_time_ns() + 1000000000u;
     if (ret && ret != MK_ERR_TIMEOUT)
-        mk_boot_root_hear(key, nranks, deadline);
+        mk_boot_root_hear(key, nranks, ret == MK_ERR_MISMATCH || deadline < soon ? deadline : soon);
     return ret;
 }
 
