@@ -7,6 +7,7 @@
  * writes, so that no rank waits for a slow disk. */
 #include "mkgemm.h"
 #include "cli.h"
+#include "mk/err.h"
 #include <errno.h>
 #include <getopt.h>
 #include <math.h>
@@ -14,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static const char help[] =
@@ -196,10 +198,32 @@ static int rank_in_environment(void)
 
 /* ---- the job ---- */
 
+/* Two names of one file? Devices may be named twice: nothing in them is lost. */
+static bool same_file(const char *x, const char *y)
+{
+    struct stat a, b;
+    if (stat(x, &a) || stat(y, &b))
+        return !strcmp(x, y);
+    return S_ISREG(a.st_mode) && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+/* C may take the place of an input; else an output must not take that of an input, or of another output. */
+static int check_names(const struct mkgemm_options *o)
+{
+    static const char *const option[] = {"--a", "--b", "--out", "--timeline", "--json"};
+    const char *const path[] = {o->a, o->b, o->out, o->timeline, o->json};
+    for (int i = 2; i < 5; i++)
+        for (int k = i == 2 ? 2 : 0; k < i && path[i]; k++)
+            if (path[k] && same_file(path[i], path[k]))
+                return mk_fail_quiet(MK_ERR_INVALID, "%s and %s are the same file: %s", option[k], option[i],
+                                     path[i]);
+    return 0;
+}
+
 /* Can everything be read and written? An exit code; the sentence is in mk_last_error(). */
 static int look_at_files(struct mkgemm *g)
 {
-    if (mkgemm_open(g))
+    if (mkgemm_open(g) || (!g->rank && check_names(&g->o)))
         return MK_EXIT_USAGE;
     const char *const outputs[] = {g->o.out, g->o.timeline, g->o.json};
     for (size_t i = 0; i < 3 && !g->rank; i++)

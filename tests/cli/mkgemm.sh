@@ -145,6 +145,10 @@ test_usage() {
     try --make 1,2 --a A.npy --b B.npy;                 want_in err '--make 1,2 is not M,N,K'
     try --make 1,2,3,4 --a A.npy --b B.npy
     try --make 1,-2,3 --a A.npy --b B.npy
+    try --a A.npy --b B.npy --out C.npy --json ./A.npy; want_in err 'same file'
+    try --a A.npy --b B.npy --out C.npy --json C.npy;   want_in err 'same file'
+    ln -s B.npy link
+    try --a A.npy --b B.npy --verify --timeline link;   want_in err 'same file'
     try --make 1,2,3 --a A.npy --b A.npy;               want_in err 'same file'
     MK_CHUNKS=1 try --a A.npy --b B.npy --out C.npy;    want_in err 'unknown setting MK_CHUNKS'
     MK_CHUNK=x try --a A.npy --b B.npy --out C.npy;     want_in err 'MK_CHUNK=x'
