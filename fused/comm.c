@@ -9,12 +9,22 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 uint64_t mk_comm_start;
 
 static size_t workspace_used; /* of the process, against MK_WORKSPACE_TOTAL; __atomic */
 
 /* ---- failure ---- */
+
+/* The first word stays. */
+static void tell_local_peers(struct mk_comm *comm, int word)
+{
+    uint64_t none = 0;
+    if (comm->memory.addr)
+        __atomic_compare_exchange_n((uint64_t *)((uint8_t *)comm->memory.addr + comm->rings.gone_off), &none,
+                                    (uint64_t)word, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
+}
 
 int mk_comm_fail(struct mk_comm *comm, int code, bool tell, const char *fmt, ...)
 {
@@ -32,6 +42,7 @@ int mk_comm_fail(struct mk_comm *comm, int code, bool tell, const char *fmt, ...
     pthread_mutex_unlock(&comm->fail_lock);
     if (first) {
         MK_WARN("FUSED", "%s", text);
+        tell_local_peers(comm, -code);
         if (tell && comm->boot)
             mk_boot_abort(comm->boot, code, text);
         if (comm->host.bell)
@@ -51,6 +62,17 @@ int mk_comm_check(struct mk_comm *comm)
     pthread_mutex_unlock(&comm->fail_lock);
     mk_last_error_set(text);
     return code;
+}
+
+int mk_comm_mine(const struct mk_comm *comm)
+{
+    if (!comm)
+        return mk_fail_quiet(MK_ERR_INVALID, "comm is NULL");
+    if (comm->pid != getpid())
+        return mk_fail_quiet(MK_ERR_INVALID,
+                             "this communicator belongs to process %d: a forked child can only destroy it",
+                             (int)comm->pid);
+    return 0;
 }
 
 /* On the boot thread: another rank died, aborted or failed. */
@@ -253,6 +275,7 @@ static int comm_create(const struct mk_settings *s, struct mk_boot *boot, int nr
     }
     pthread_mutex_init(&comm->call_lock, NULL);
     pthread_mutex_init(&comm->fail_lock, NULL);
+    comm->pid = getpid();
     comm->memory.fd = -1;
     comm->boot = boot;
     comm->rank = rank;
@@ -370,19 +393,25 @@ int mk_comm_get_async_error(mk_comm_t comm, int *error)
 
 int mk_comm_abort(mk_comm_t comm)
 {
-    if (!comm)
-        return mk_fail_quiet(MK_ERR_INVALID, "comm is NULL");
-    mk_comm_fail(comm, MK_ERR_ABORTED, true, "rank %d called mk_comm_abort", comm->rank);
-    return 0;
+    const int ret = mk_comm_mine(comm);
+    if (!ret)
+        mk_comm_fail(comm, MK_ERR_ABORTED, true, "rank %d called mk_comm_abort", comm->rank);
+    return ret;
 }
 
 int mk_comm_destroy(mk_comm_t comm)
 {
     if (!comm)
         return 0;
+    const bool mine = comm->pid == getpid();
     mk_boot_destroy(comm->boot); /* good-bye first: what the network says afterwards is no failure */
+    if (mine)
+        tell_local_peers(comm, MK_GONE_LEFT);
     mk_peers_teardown(comm);
-    mk_pool_destroy(comm->pool);
+    if (mine)
+        mk_pool_destroy(comm->pool);
+    else /* its threads, and who held its locks, are in the parent */
+        mk_pool_forget(comm->pool);
     for (int i = 0; comm->host.scratch && i < comm->threads; i++)
         free(comm->host.scratch[i]);
     free(comm->host.scratch);
@@ -392,8 +421,10 @@ int mk_comm_destroy(mk_comm_t comm)
     free(comm->rank_at);
     mk_shm_release(&comm->memory);
     __atomic_sub_fetch(&workspace_used, comm->workspace, __ATOMIC_ACQ_REL);
-    pthread_mutex_destroy(&comm->fail_lock);
-    pthread_mutex_destroy(&comm->call_lock);
+    if (mine) {
+        pthread_mutex_destroy(&comm->fail_lock);
+        pthread_mutex_destroy(&comm->call_lock);
+    }
     free(comm);
     return 0;
 }

@@ -15,6 +15,7 @@
 #include "ops/gemm_ar.h"
 #include "tile/tile_cpu.h"
 #include <pthread.h>
+#include <sys/types.h>
 
 struct mk_pool;
 
@@ -32,6 +33,7 @@ struct mk_link_fault {
 
 struct mk_comm {
     int rank, nranks, threads;
+    pid_t pid; /* of the process that made it: in a forked child its threads are not there */
     struct mk_topo topo;
     int *rank_at; /* [node * nlocal + local] */
     struct mk_settings settings;
@@ -70,6 +72,10 @@ struct mk_comm {
     uint32_t trace_count;
 };
 
+/* A word in the fixed memory, by which local peers learn that this rank has failed (the code, negated) or left, where
+ * the bootstrap can no longer tell them. Written by this rank (release), read by local peers (acquire). */
+#define MK_GONE_LEFT 256
+
 /* For tests: counters and positions start here instead of near 0; set before init, equal on all ranks. */
 extern uint64_t mk_comm_start;
 
@@ -78,6 +84,8 @@ int mk_comm_fail(struct mk_comm *comm, int code, bool tell, const char *fmt, ...
     __attribute__((format(printf, 4, 5)));
 /* 0, or the communicator's failure, its text as this thread's last error. */
 int mk_comm_check(struct mk_comm *comm);
+/* INVALID, with its text, if comm is NULL or was inherited by fork. */
+int mk_comm_mine(const struct mk_comm *comm);
 
 /* topology.c: fills topo and rank_at from what every rank said. */
 struct mk_place {
@@ -95,7 +103,7 @@ uint64_t mk_rings_start(const struct mk_rings *r, int cls, uint64_t start);
 void mk_rings_init(const struct mk_rings *r, uint8_t *fixed, struct mk_ar_state *state, uint64_t start);
 void mk_rings_note_steps(const struct mk_rings *r, uint32_t *step);
 
-/* peers.c: memory, links, exchange. */
+/* peers.c: memory, links, exchange. Teardown in a forked child leaves the network, which is the parent's, alone. */
 int mk_peers_setup(struct mk_comm *comm);
 void mk_peers_teardown(struct mk_comm *comm);
 /* Every rank gives its status; all return the first failing rank's code. */
@@ -119,6 +127,8 @@ int mk_plan_build(const struct mk_rings *rings, bool wire_fp32, const struct mk_
 /* cpu/exec.c */
 int mk_pool_create(int threads, struct mk_pool **out);
 void mk_pool_destroy(struct mk_pool *p);
+/* In a forked child: the threads are the parent's. */
+void mk_pool_forget(struct mk_pool *p);
 /* Runs fn(ctx, block) for block 0 .. threads-1, block 0 on the calling thread; returns when all have returned. */
 void mk_pool_run(struct mk_pool *p, void (*fn)(void *ctx, int block), void *ctx);
 /* One launch on the communicator's blocks. Returns 0 or the communicator's failure. */
@@ -126,6 +136,10 @@ int mk_exec_cpu(struct mk_comm *comm, const struct mk_ar *ar);
 /* cpu/stuck.c: one sentence on what a block waits for; true: for a rank that has not come to this call. */
 bool mk_stuck_describe(struct mk_comm *comm, const struct mk_ar *ar, const struct mk_ar_block *blk,
                        char *text, size_t size);
+
+/* Does this launch still need something of that peer (a local rank, or a node)? False: all that the peer owes has
+ * come and all that it must take has been granted, so the peer may have finished and left. */
+bool mk_stuck_needs(const struct mk_ar *ar, int node_level, int peer);
 
 /* trace.c */
 void mk_trace_begin(struct mk_comm *comm);

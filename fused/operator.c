@@ -7,6 +7,7 @@
 #include "mk/log.h"
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* Ready flags of the tiles: epochs, so nothing is cleared between calls; new ones are 0, which no epoch is. */
 static int ensure_tile_flags(struct mk_comm *comm, size_t tiles)
@@ -55,8 +56,11 @@ static int launch(struct mk_comm *comm, const struct mk_gemm_call *call)
     int ret = mk_comm_check(comm);
     if (!ret)
         ret = mk_plan_build(&comm->rings, !strcmp(comm->settings.wire, "fp32"), call, &ar);
-    if (!ret)
-        ret = ensure_tile_flags(comm, mk_tiles(&ar.grid));
+    if (!ret && ensure_tile_flags(comm, mk_tiles(&ar.grid)))
+        /* the others are in this call or will come, and must not wait for one who will not */
+        ret = comm->nranks == 1
+                  ? MK_ERR_NOMEM
+                  : mk_comm_fail(comm, MK_ERR_NOMEM, true, "rank %d: %s", comm->rank, mk_last_error());
     if (!ret) {
         bind(comm, &ar);
         ret = mk_exec_cpu(comm, &ar);
@@ -70,9 +74,9 @@ int mk_gemm_allreduce_part(mk_comm_t comm, enum mk_part part, mk_layout_t layout
                            int64_t ldb, void *c, int64_t ldc, const mk_epilogue_t *epilogue)
 {
     const struct mk_gemm_call call = {m, n, k, lda, ldb, ldc, a, b, c, epilogue, layout, dtype, part};
-    if (!comm)
-        return mk_fail_quiet(MK_ERR_INVALID, "comm is NULL");
-    const int ret = mk_plan_check(&call, NULL, false);
+    int ret = mk_comm_mine(comm);
+    if (!ret)
+        ret = mk_plan_check(&call, NULL, false);
     return ret ? ret : launch(comm, &call);
 }
 
@@ -109,26 +113,55 @@ int mk_gemm_allreduce(mk_comm_t comm, mk_layout_t layout, int64_t m, int64_t n, 
     if (gpu)
         return mk_fail_quiet(MK_ERR_UNSUPPORTED,
                              "the operands are in GPU memory: GEMM+AllReduce runs on the CPU executor only");
-    if (!comm)
-        return mk_fail_quiet(MK_ERR_INVALID, "comm is NULL");
-    const int ret = mk_plan_check(&call, stream, false);
+    int ret = mk_comm_mine(comm);
+    if (!ret)
+        ret = mk_plan_check(&call, stream, false);
     return ret ? ret : launch(comm, &call);
 }
 
-/* On the CPU mk_gemm runs on a communicator of one rank that the process makes once; its settings hold for the GPU
- * too. */
+/* On the CPU mk_gemm runs on a communicator of one rank that the process makes once, a forked child its own; its
+ * settings hold for the GPU too. A fork waits for one that is being made: a child would find the lock taken. */
 static pthread_once_t alone_once = PTHREAD_ONCE_INIT;
-static struct mk_comm *alone;
-static int alone_status;
-static char alone_text[256];
+static pthread_mutex_t alone_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct mk_comm *alone; /* made under the lock (release), read by anybody (acquire) */
 
-static void make_alone(void)
+static void lock_alone(void)
 {
-    mk_unique_id_t id;
-    memset(&id, 0, sizeof(id));
-    alone_status = mk_comm_init_rank(&alone, 1, id, 0, NULL);
-    if (alone_status)
-        strncpy(alone_text, mk_last_error(), sizeof(alone_text) - 1);
+    pthread_mutex_lock(&alone_lock);
+}
+static void unlock_alone(void)
+{
+    pthread_mutex_unlock(&alone_lock);
+}
+static void hook_fork(void)
+{
+    pthread_atfork(lock_alone, unlock_alone, unlock_alone);
+}
+
+static int get_alone(struct mk_comm **out)
+{
+    struct mk_comm *comm = __atomic_load_n(&alone, __ATOMIC_ACQUIRE);
+    int ret = 0;
+    if (comm && comm->pid == getpid()) {
+        *out = comm;
+        return 0;
+    }
+    pthread_once(&alone_once, hook_fork);
+    lock_alone();
+    comm = alone;
+    if (!comm || comm->pid != getpid()) {
+        mk_unique_id_t id;
+        memset(&id, 0, sizeof(id));
+        __atomic_store_n(&alone, NULL, __ATOMIC_RELEASE);
+        mk_comm_destroy(comm); /* what a child inherited */
+        ret = mk_comm_init_rank(&comm, 1, id, 0, NULL);
+        if (!ret)
+            __atomic_store_n(&alone, comm, __ATOMIC_RELEASE);
+    }
+    unlock_alone();
+    if (!ret)
+        *out = comm;
+    return ret;
 }
 
 int mk_gemm(mk_layout_t layout, int64_t m, int64_t n, int64_t k, mk_dtype_t dtype, const void *a, int64_t lda,
@@ -141,15 +174,14 @@ int mk_gemm(mk_layout_t layout, int64_t m, int64_t n, int64_t k, mk_dtype_t dtyp
     int blocks;
     bool hopper;
     const int gpu = mk_gemm_cuda_place(&p, stream, &blocks, &hopper);
-    const int ret = gpu < 0 ? gpu : mk_plan_check(&call, stream, gpu);
+    int ret = gpu < 0 ? gpu : mk_plan_check(&call, stream, gpu);
+    struct mk_comm *comm = NULL;
     if (ret || !m || !n)
         return ret;
-    pthread_once(&alone_once, make_alone);
-    if (alone_status)
-        mk_last_error_set(alone_text);
-    if (alone_status || !gpu)
-        return alone_status ? alone_status : launch(alone, &call);
-    mk_gemm_choose(&p, hopper && strcmp(alone->settings.gemm, "portable"), blocks, 0, &choice);
+    ret = get_alone(&comm);
+    if (ret || !gpu)
+        return ret ? ret : launch(comm, &call);
+    mk_gemm_choose(&p, hopper && strcmp(comm->settings.gemm, "portable"), blocks, 0, &choice);
     return mk_gemm_cuda_launch(&p, &choice, stream);
 }
 
@@ -164,8 +196,9 @@ const char *mk_gemm_backend(bool use_blas)
 int mk_comm_info(mk_comm_t comm, struct mk_comm_info *out)
 {
     struct mk_comm_info i;
-    if (!comm || !out)
-        return mk_fail_quiet(MK_ERR_INVALID, "%s is NULL", comm ? "out" : "comm");
+    const int ret = mk_comm_mine(comm);
+    if (ret || !out)
+        return ret ? ret : mk_fail_quiet(MK_ERR_INVALID, "out is NULL");
     memset(&i, 0, sizeof(i));
     i.rank = comm->rank;
     i.nranks = comm->nranks;

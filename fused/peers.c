@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* What a rank tells all others. Followed by one struct mk_net_addr per node (its end of that link). */
 struct card {
@@ -244,7 +245,7 @@ out:
 
 void mk_peers_teardown(struct mk_comm *comm)
 {
-    if (comm->proxy) {
+    if (comm->proxy && comm->pid == getpid()) {
         struct mk_proxy_stats s;
         mk_proxy_get_stats(comm->proxy, &s);
         MK_INFO("PROXY", "%llu commands in %llu batches, %llu bytes, %llu window waits, %llu errors",

@@ -59,8 +59,9 @@ static void layout_fixed(struct mk_rings *r)
         if (!mk_class_is_local(cls))
             r->dones += peers * r->slots[cls];
     }
-    uint64_t at = 4096; /* first page: the bell */
+    uint64_t at = 4096; /* first page: the bell, the word of who has gone */
     r->bell_off = 0;
+    r->gone_off = 64;
     r->notes_off = at;
     at = round_up(at + 8ull * r->notes, 4096);
     r->shadow_off = at;
@@ -89,6 +90,8 @@ int mk_rings_build(const struct mk_topo *topo, size_t workspace, size_t chunk, s
     const uint32_t n = shares(topo);
     const uint64_t share = n ? workspace / n : workspace;
     r.slot_bytes = (chunk < share / 2 ? chunk : share / 2) / 256 * 256;
+    if (r.slot_bytes > MK_MAX_SLOT_BYTES)
+        r.slot_bytes = MK_MAX_SLOT_BYTES;
     if (r.slot_bytes < MK_MIN_SLOT_BYTES)
         return mk_fail(MK_ERR_UNSUPPORTED, "FUSED",
                        "a workspace of %zu bytes and chunks of %zu give slots of %llu bytes in %u rings; %d "

@@ -100,6 +100,13 @@ void mk_pool_destroy(struct mk_pool *p)
     free(p);
 }
 
+void mk_pool_forget(struct mk_pool *p)
+{
+    if (p)
+        free(p->ids);
+    free(p);
+}
+
 void mk_pool_run(struct mk_pool *p, void (*fn)(void *ctx, int block), void *ctx)
 {
     pthread_mutex_lock(&p->lock);
@@ -124,13 +131,14 @@ void mk_pool_run(struct mk_pool *p, void (*fn)(void *ctx, int block), void *ctx)
 #define VERDICT_NS 1000000000ull  /* between a broken link, or a good-bye, and calling it a failure */
 #define SECONDHAND_NS 1e9
 #define REMIND_NS 30000000000ull
+#define STOPPED_NS 1000000000ull /* between two looks: this process did not run, its clocks start again */
 
 struct waiter {
     struct mk_comm *comm;
     const struct mk_ar *ar;
     struct mk_ar_block *blk;
     int idle;
-    uint64_t began, reminded;
+    uint64_t began, looked, reminded;
 };
 
 static int rail_rank(const struct mk_comm *comm, int node)
@@ -138,27 +146,64 @@ static int rail_rank(const struct mk_comm *comm, int node)
     return comm->rank_at[node * comm->topo.nlocal + comm->topo.local];
 }
 
-/* No progress since `since`: does a rank that left, or a broken link, explain it? */
-static void check_gone(struct waiter *w, uint64_t idle_ns)
+/* What a local peer has written of itself: 0 alive, MK_GONE_LEFT, or the code of its failure, negated. */
+static int gone_word(const struct mk_comm *comm, int node_level, int peer)
+{
+    if (node_level)
+        return 0;
+    return (int)mk_ld_acq_sys_u64((const uint64_t *)(comm->peer_fixed[peer] + comm->rings.gone_off));
+}
+
+/* A neighbour that this launch needs, and that has left or whose link is broken. Others who left do not matter: a
+ * rank that has finished the launch may go while the rest still works, and who misses one that is not his neighbour
+ * hears of it from those whose neighbour it is: from all by the bootstrap, from local ones, once the bootstrap's
+ * root has left, by their word. */
+static void check_peer(struct waiter *w, int node_level, int peer)
 {
     struct mk_comm *comm = w->comm;
+    const struct mk_topo *t = &comm->topo;
+    const int rank = node_level ? rail_rank(comm, peer) : comm->rank_at[t->node * t->nlocal + peer];
+    const int gone = gone_word(comm, node_level, peer);
+    const bool left = mk_boot_has_left(comm->boot, rank) || gone == MK_GONE_LEFT;
+    const int code = node_level ? __atomic_load_n(&comm->link_error[peer].code, __ATOMIC_ACQUIRE) : 0;
     char what[200];
-    if (idle_ns < VERDICT_NS)
+    if (gone && gone != MK_GONE_LEFT) {
+        mk_comm_fail(comm, -gone, true, "rank %d has failed: %s", rank, mk_strerror(-gone));
         return;
-    for (int r = 0; r < comm->nranks; r++)
-        if (r != comm->rank && comm->boot && mk_boot_has_left(comm->boot, r)) {
-            mk_stuck_describe(comm, w->ar, w->blk, what, sizeof(what));
-            mk_comm_fail(comm, MK_ERR_PEER, true, "rank %d has left, but a call needs it: %s", r, what);
-            return;
-        }
-    for (int d = 0; comm->link_error && d < comm->topo.nnodes; d++) {
-        const int code = __atomic_load_n(&comm->link_error[d].code, __ATOMIC_ACQUIRE);
-        if (code) {
-            mk_comm_fail(comm, code, true, "link from rank %d to rank %d failed: %s", comm->rank,
-                         rail_rank(comm, d), comm->link_error[d].text);
-            return;
-        }
     }
+    if (!left && !code)
+        return;
+    const bool needed = mk_stuck_needs(w->ar, node_level, peer);
+    if (left && needed) {
+        mk_stuck_describe(comm, w->ar, w->blk, what, sizeof(what));
+        mk_comm_fail(comm, MK_ERR_PEER, true, "rank %d has left, but a call needs it: %s", rank, what);
+    } else if (!left && (needed || !mk_ar_drained(w->ar, peer))) {
+        mk_comm_fail(comm, code, true, "link from rank %d to rank %d failed: %s", comm->rank, rank,
+                     comm->link_error[peer].text);
+    }
+}
+
+static void check_gone(struct waiter *w, uint64_t idle_ns)
+{
+    const struct mk_topo *t = &w->comm->topo;
+    if (idle_ns < VERDICT_NS || !w->comm->boot)
+        return;
+    for (int p = 0; p < t->nlocal; p++)
+        if (p != t->local)
+            check_peer(w, 0, p);
+    for (int d = 0; d < t->nnodes; d++)
+        if (d != t->node)
+            check_peer(w, 1, d);
+}
+
+/* Are tiles of this rank's own still to come? Then nobody else is late. */
+static bool computing(const struct waiter *w)
+{
+    const uint32_t tiles = mk_ar_items(w->ar, MK_AR_TILE, 0);
+    for (uint32_t i = 0; i < tiles; i++)
+        if (mk_poll_gpu(&w->ar->tile_flag[i]) != w->blk->epoch)
+            return true;
+    return false;
 }
 
 /* Waits a little for something to happen; raises the failure where a deadline has passed. seq: of the bell, read
@@ -170,16 +215,24 @@ static void wait_a_little(struct waiter *w, uint32_t seq)
         sched_yield();
         return;
     }
+    if (w->idle == YIELDS + 1)
+        w->looked = mk_time_ns();
     const bool unrung = comm->proxy && !strcmp(mk_engine_caps(mk_proxy_engine(comm->proxy))->adapter, "flag");
     mk_bell_wait(comm->host.bell, seq, unrung ? SLEEP_UNRUNG_NS : SLEEP_NS);
     const uint64_t now = mk_time_ns();
+    if (now - w->looked > STOPPED_NS)
+        w->began = now;
+    w->looked = now;
     const uint64_t last = mk_ld_rlx_gpu_u64(&comm->state->progress_ns);
     const uint64_t since = last > w->began ? last : w->began;
     const uint64_t idle_ns = now > since ? now - since : 0;
     char what[200];
     check_gone(w, idle_ns);
     const double limit = comm->settings.peer_timeout * 1e9;
-    if (limit > 0 && (double)idle_ns > limit) {
+    const bool expired = limit > 0 && (double)idle_ns > limit;
+    if ((expired || idle_ns > REMIND_NS) && computing(w)) {
+        w->began = now;
+    } else if (expired) {
         /* Who waits for the absent rank itself speaks first; the others wait for those, and would name them. */
         if (mk_stuck_describe(comm, w->ar, w->blk, what, sizeof(what)) ||
             (double)idle_ns > limit + SECONDHAND_NS)
@@ -225,7 +278,7 @@ static void run_block(void *ctx, int index)
     struct mk_comm *comm = l->comm;
     const struct mk_ar *ar = l->ar;
     struct mk_ar_block blk;
-    struct waiter w = {comm, ar, &blk, 0, mk_time_ns(), 0};
+    struct waiter w = {comm, ar, &blk, 0, mk_time_ns(), 0, 0};
     uint64_t idle_from = 0;
     memset(&blk, 0, sizeof(blk));
     w.reminded = w.began;
@@ -260,7 +313,7 @@ static void run_block(void *ctx, int index)
 static void poison(const struct mk_ar *ar)
 {
     const size_t elem = mk_elem_bytes(ar->dtype);
-    for (int64_t i = 0; i < ar->grid.m; i++)
+    for (int64_t i = 0; ar->grid.n && i < ar->grid.m; i++)
         memset((uint8_t *)ar->c + (size_t)(i * ar->ldc) * elem, 0xff, (size_t)ar->grid.n * elem);
 }
 

@@ -36,6 +36,7 @@ enum mk_class {
 #define MK_HEADER_SLOTS 2
 #define MK_HEADER_BYTES 16
 #define MK_MIN_SLOT_BYTES 16384
+#define MK_MAX_SLOT_BYTES (1u << 30) /* lengths in commands have 32 bits, rows and columns of a chunk 31 */
 #define MK_MAX_PEERS 256
 
 struct mk_topo {
@@ -54,7 +55,8 @@ struct mk_rings {
     uint32_t done_index[MK_CLASSES]; /* node classes: first completion word */
     uint32_t notes;
     uint32_t dones;
-    uint64_t notes_off, shadow_off, done_off, header_in_off[2], header_out_off, bell_off; /* fixed memory */
+    uint64_t notes_off, shadow_off, done_off, header_in_off[2], header_out_off, bell_off,
+        gone_off; /* fixed memory */
     uint64_t fixed_bytes;
     uint64_t staging_bytes;
 };

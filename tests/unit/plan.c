@@ -194,6 +194,8 @@ static void a_workspace_can_be_too_small(void **state)
     assert_int_equal(mk_rings_build(&t, 4 * 2 * 16384 - 4, 1 << 20, &r), MK_ERR_UNSUPPORTED);
     assert_int_equal(mk_rings_build(&t, 1 << 20, 16383, &r), MK_ERR_UNSUPPORTED);
     assert_int_equal(mk_rings_build(&t, 1ull << 40, 16384, &r), 0);
+    assert_int_equal(mk_rings_build(&t, 1ull << 44, 1ull << 40, &r), 0);
+    assert_true(r.slot_bytes <= 1u << 30); /* what a command can carry */
     assert_int_equal(r.slots[MK_CLASS_SUM], MK_RING_MAX_SLOTS);
 }
 
