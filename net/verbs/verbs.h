@@ -8,8 +8,10 @@
 
 #define MK_VERBS_MAGIC 0x6d6b7631u /* "mkv1" */
 #define MK_VERBS_DEPTH 128u        /* writes in flight on a connection; a power of two */
+#define MK_VERBS_DEPTH_SMALL 32u   /* on one beyond half of the device's completion queue */
+#define MK_VERBS_RECVS_SMALL 96u
 #define MK_VERBS_RECVS 512u /* receives posted on a connection: writes with immediate that may lie unpolled */
-#define MK_VERBS_REFILL 64u /* so many used receives are posted again in one go */
+#define MK_VERBS_REFILL 64u /* receives posted in one go, at most */
 #define MK_VERBS_LIST 16    /* work requests of one doorbell: 8 commands, each payload and flag */
 #define MK_VERBS_SIGNAL 8u  /* at least every 8th write is signalled, so that its queue empties */
 #define MK_VERBS_ENDED 8u
@@ -68,9 +70,10 @@ struct mk_verbs_conn {
     uint64_t tag; /* in wr_id: which connection; never the same again on this device */
     uint32_t psn;
     bool connected;
-    bool tell;            /* it broke, and no completion has said so yet */
-    int error;            /* MK_ERR_*, once broken */
-    char text[96];        /* the first cause */
+    bool tell;     /* it broke, and no completion has said so yet */
+    int error;     /* MK_ERR_*, once broken */
+    char text[96]; /* the first cause */
+    uint32_t depth, recvs;
     uint64_t head, tail;  /* sent[head .. tail) is in the queue */
     uint32_t unsignalled; /* writes since the last signalled one */
     uint32_t used;        /* receives to be posted again */
@@ -96,12 +99,14 @@ struct mk_verbs_dev {
     uint16_t lid;
     int gid_index;
     union ibv_gid gid;
-    uint32_t depth, recvs;
+    uint32_t depth, recvs;          /* of a connection, at most */
+    uint32_t segment;               /* bytes of one work request, at most */
     uint8_t ack_timeout, rnr_timer; /* as queue pairs want them */
     uint64_t down_ns, grace_ns;     /* since when the port is down, 0: it is not; how long it may */
     struct mk_verbs_conn **conns;   /* by slot; NULL: free */
     uint32_t nslots, nconns;
-    uint32_t ghosts; /* closed connections whose completions may still lie in the queue */
+    uint32_t live,
+        ghosts; /* completions that its connections can make; that closed ones may have left there */
     uint32_t serial;
     uint32_t
         news; /* ends and broken connections that the next poll reports from the connections' own lists */

@@ -31,13 +31,19 @@ static int take_slot(struct mk_verbs_dev *d, uint32_t *out)
     return 0;
 }
 
-/* The queue holds whatever its connections can complete before somebody polls; it never overflows. */
-static int make_room(struct mk_verbs_dev *d)
+/* The queue holds whatever its connections can complete before somebody polls; it never overflows. Those that come when
+ * half of the largest queue is spoken for have short queues. */
+static int make_room(struct mk_verbs_dev *d, struct mk_verbs_conn *c)
 {
-    const uint64_t need = (uint64_t)(d->nconns + d->ghosts + 1) * (d->depth + d->recvs);
+    const uint64_t others = (uint64_t)d->live + d->ghosts;
     uint64_t cqe = (uint64_t)d->cqe;
-    if (need <= cqe)
-        return 0;
+    c->depth = d->depth;
+    c->recvs = d->recvs;
+    if (others + c->depth + c->recvs > (uint64_t)d->max_cqe / 2) {
+        c->depth = d->depth < MK_VERBS_DEPTH_SMALL ? d->depth : MK_VERBS_DEPTH_SMALL;
+        c->recvs = d->recvs < MK_VERBS_RECVS_SMALL ? d->recvs : MK_VERBS_RECVS_SMALL;
+    }
+    const uint64_t need = others + c->depth + c->recvs;
     if (need > (uint64_t)d->max_cqe)
         return mk_fail(MK_ERR_UNSUPPORTED, "NET",
                        "verbs: %s: %u connections are too many for its completion queues of %d", d->name,
@@ -45,7 +51,7 @@ static int make_room(struct mk_verbs_dev *d)
     while (cqe < need)
         cqe *= 2;
     cqe = cqe < (uint64_t)d->max_cqe ? cqe : (uint64_t)d->max_cqe;
-    const int err = d->lib->resize_cq(d->cq, (int)cqe);
+    const int err = cqe > (uint64_t)d->cqe ? d->lib->resize_cq(d->cq, (int)cqe) : 0;
     if (err)
         return mk_verbs_fail(d, "a larger completion queue", err);
     d->cqe = (int)cqe;
@@ -61,8 +67,8 @@ static int open_queue_pair(struct mk_verbs_conn *c)
     memset(&init, 0, sizeof(init));
     init.qp_context = c;
     init.send_cq = init.recv_cq = d->cq;
-    init.cap.max_send_wr = d->depth;
-    init.cap.max_recv_wr = d->recvs;
+    init.cap.max_send_wr = c->depth;
+    init.cap.max_recv_wr = c->recvs;
     init.cap.max_send_sge = init.cap.max_recv_sge = 1;
     init.cap.max_inline_data = 8;
     init.qp_type = IBV_QPT_RC;
@@ -75,7 +81,7 @@ static int open_queue_pair(struct mk_verbs_conn *c)
     attr.qp_access_flags = IBV_ACCESS_REMOTE_WRITE;
     const int err =
         d->lib->modify_qp(c->qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
-    return err ? mk_verbs_fail(d, "initialising a queue pair", err) : mk_verbs_refill(c, d->recvs);
+    return err ? mk_verbs_fail(d, "initialising a queue pair", err) : mk_verbs_refill(c, c->recvs);
 }
 
 /* Destroying the queue pair is more than moving it to error: from here on nothing of the peer's reaches memory, and
@@ -92,7 +98,8 @@ void mk_verbs_conn_close(struct mk_conn *conn)
         if (d->conns[i] == c) {
             d->conns[i] = NULL;
             d->nconns--;
-            d->ghosts++;
+            d->live -= c->depth + c->recvs;
+            d->ghosts += c->depth + c->recvs;
         }
     d->news -= c->nended + c->tell;
     free(c);
@@ -104,9 +111,7 @@ int mk_verbs_conn_open(struct mk_dev *dev, struct mk_net_addr *mine, struct mk_c
     struct mk_verbs_dev *d = (struct mk_verbs_dev *)dev;
     struct mk_verbs_addr a;
     uint32_t slot = 0, psn = 0;
-    int ret = make_room(d);
-    if (!ret)
-        ret = take_slot(d, &slot);
+    int ret = take_slot(d, &slot);
     if (ret)
         return ret;
     struct mk_verbs_conn *c = calloc(1, sizeof(*c));
@@ -115,7 +120,9 @@ int mk_verbs_conn_open(struct mk_dev *dev, struct mk_net_addr *mine, struct mk_c
     c->base.dev = dev;
     c->dev = d;
     c->tag = MK_VERBS_TAG(++d->serial, slot);
-    ret = open_queue_pair(c);
+    ret = make_room(d, c);
+    if (!ret)
+        ret = open_queue_pair(c);
     if (ret) {
         mk_verbs_conn_close(&c->base);
         return ret;
@@ -125,6 +132,7 @@ int mk_verbs_conn_open(struct mk_dev *dev, struct mk_net_addr *mine, struct mk_c
     c->psn = psn & 0xffffff;
     d->conns[slot] = c;
     d->nconns++;
+    d->live += c->depth + c->recvs;
     memset(&a, 0, sizeof(a));
     a.magic = MK_VERBS_MAGIC;
     a.qpn = c->qp->qp_num;

@@ -82,7 +82,9 @@ static int try_port(struct mk_verbs_dev *d, uint8_t port)
     d->mtu = (uint8_t)p.active_mtu;
     d->link_layer = p.link_layer == IBV_LINK_LAYER_ETHERNET;
     d->lid = p.lid;
-    d->base.caps.max_message = p.max_msg_sz < 1u << 30 ? p.max_msg_sz : 1u << 30;
+    d->segment = p.max_msg_sz < 1u << 30 ? p.max_msg_sz : 1u << 30;
+    const uint64_t most = (uint64_t)d->segment * MK_VERBS_LIST; /* longer writes go in several, one list */
+    d->base.caps.max_message = most < 1u << 30 ? most : 1u << 30;
     return 0;
 }
 

@@ -79,40 +79,71 @@ static void build(struct mk_verbs_conn *c, const struct mk_wr *w, uint64_t pos, 
     sent->silent = !(w->flags & MK_WR_SIGNALED);
 }
 
-/* Hands over list[0 .. k); how many were taken, or the error of the connection. */
-static int ring(struct mk_verbs_conn *c, struct ibv_send_wr *list, int k)
+/* One doorbell's work requests. A write longer than the device's messages is several of them, the last with the
+ * immediate and the signal; a queue pair keeps their order. */
+struct list {
+    struct ibv_send_wr wr[MK_VERBS_LIST];
+    struct ibv_sge sge[MK_VERBS_LIST];
+    int n;
+};
+
+/* false: no room for it in this list or in the queue. */
+static bool add(struct mk_verbs_conn *c, struct list *l, const struct mk_wr *w)
 {
-    struct ibv_send_wr *bad = list;
-    for (int i = 0; i + 1 < k; i++)
-        list[i].next = &list[i + 1];
-    const int err = c->qp->context->ops.post_send(c->qp, list, &bad);
-    const int took = err ? (int)(bad - list) : k;
-    c->tail += (uint64_t)took;
-    if (!err || took ||
-        err == ENOMEM) /* ENOMEM: its queue is full; it takes more when completions were polled */
-        return took;
-    return mk_fail(MK_ERR_NET, "NET", "verbs: %s: posting a write: %s", c->dev->name, strerror(err));
+    const uint32_t segment = c->dev->segment;
+    const uint32_t pieces = w->len > segment ? (w->len + segment - 1) / segment : 1;
+    struct mk_wr part = *w;
+    if ((uint32_t)l->n + pieces > MK_VERBS_LIST || c->tail + (uint64_t)l->n + pieces - c->head > c->depth)
+        return false;
+    for (uint32_t i = 0; i + 1 < pieces; i++) {
+        part.len = segment;
+        part.flags = w->flags & ~(uint32_t)(MK_WR_IMM | MK_WR_SIGNALED);
+        build(c, &part, c->tail + (uint64_t)l->n, &l->wr[l->n], &l->sge[l->n]);
+        part.local_off += segment;
+        part.remote_off += segment;
+        l->n++;
+    }
+    part.len = w->len - (pieces - 1) * segment;
+    part.flags = w->flags;
+    build(c, pieces > 1 ? &part : w, c->tail + (uint64_t)l->n, &l->wr[l->n], &l->sge[l->n]);
+    l->n++;
+    return true;
+}
+
+/* Hands over the list; 0, or the error of the connection. ENOMEM, its queue is full, cannot be: we count. */
+static int ring(struct mk_verbs_conn *c, struct list *l)
+{
+    struct ibv_send_wr *bad;
+    for (int i = 0; i + 1 < l->n; i++)
+        l->wr[i].next = &l->wr[i + 1];
+    const int err = c->qp->context->ops.post_send(c->qp, l->wr, &bad);
+    if (err)
+        return mk_fail(MK_ERR_NET, "NET", "verbs: %s: posting a write: %s", c->dev->name, strerror(err));
+    c->tail += (uint64_t)l->n;
+    return 0;
 }
 
 int mk_verbs_post(struct mk_conn *conn, const struct mk_wr *wrs, int n)
 {
     struct mk_verbs_conn *c = (struct mk_verbs_conn *)conn;
-    struct ibv_send_wr list[MK_VERBS_LIST];
-    struct ibv_sge sge[MK_VERBS_LIST];
+    struct list l;
     int k = 0;
+    l.n = 0;
     if (!c->connected)
         return mk_fail(MK_ERR_INVALID, "NET", "verbs: a write on a connection that is not connected");
     if (c->error)
         return mk_fail_quiet(c->error, "verbs: %s", c->text);
-    for (; k < n && k < MK_VERBS_LIST && c->tail + (uint64_t)k - c->head < c->dev->depth; k++) {
+    for (; k < n; k++) {
         const char *cause = bad_range(c, &wrs[k]);
         if (cause && k)
             break; /* first what stands before it; the caller comes again */
         if (cause)
             return end_here(c, wrs[0].id, cause) ? 1 : 0;
-        build(c, &wrs[k], c->tail + (uint64_t)k, &list[k], &sge[k]);
+        if (!add(c, &l, &wrs[k]))
+            break;
     }
-    return k ? ring(c, list, k) : 0;
+    const int ret = k ? ring(c, &l) : 0;
+    return ret ? ret : k;
 }
 
 /* ---- receives ---- */
@@ -206,7 +237,7 @@ static int received(struct mk_verbs_conn *c, const struct ibv_wc *w, struct mk_w
     wc->imm = ntohl(w->imm_data);
     wc->conn = &c->base;
     wc->text[0] = 0;
-    if (++c->used >= MK_VERBS_REFILL) {
+    if (++c->used >= c->recvs / 8) {
         if (mk_verbs_refill(c, c->used))
             mk_verbs_break(c, MK_ERR_NET, mk_last_error());
         c->used = 0;

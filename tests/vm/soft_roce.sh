@@ -18,5 +18,7 @@ step "conformance immediate" 200 "$tests/test_net_conformance" immediate net=ver
 step "conformance flag" 150 "$tests/test_net_conformance" flag net=verbs ordered=1 chunks=20000
 step "doorbells" 60 "$tests/test_net_verbs_rate"
 MK_NET=verbs step "fused over verbs" 60 "$build/bin/mkrun" --nodes 2 --ranks-per-node 1 -- "$tests/example"
+MK_NET=verbs step "plugin over verbs" 200 "$tests/harness" "$build/lib/libnccl-net-mkernel.so" --own --limit 60 --version 12 \
+    --max 5000000 --only table,props,sizes,inflight,grouped,many,death_receiving,death_sending
 step "faults" 200 "$tests/test_net_verbs_faults" "$PORT"
 finish
