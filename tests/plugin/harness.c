@@ -302,9 +302,10 @@ int main(int argc, char **argv)
             o.patience = atof(optarg);
         else if (c == 'w')
             o.own = true;
-        else if (c == 's' && set(optarg))
-            return 2;
-        else if (c == 'b')
+        else if (c == 's') {
+            if (set(optarg))
+                return 2;
+        } else if (c == 'b')
             loud = o.verbose = true;
         else
             return fputs(help, c == 'h' ? stdout : stderr) < 0 || c != 'h' ? 2 : 0;
