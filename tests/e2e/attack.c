@@ -130,7 +130,7 @@ static int fork_in_a_job(struct job *j, int rank)
 {
     const struct plan *p = j->arg;
     struct buffers x = buffers();
-    mk_comm_t comm;
+    mk_comm_t comm = NULL;
     setenv("MK_THREADS", "3", 1);
     int child = 0, ret = mk_comm_init_env(&comm, NULL);
     if (!ret)
@@ -180,7 +180,7 @@ static int leave_while_one_is_late(struct job *j, int rank)
 {
     const struct plan *p = j->arg;
     struct buffers x = buffers();
-    mk_comm_t comm;
+    mk_comm_t comm = NULL;
     int ret = mk_comm_init_env(&comm, NULL);
     if (!ret)
         ret = call(comm, &x, M);
@@ -213,7 +213,7 @@ static void ranks_may_leave_before_others_finish(void **state)
 static int many_calls(struct job *j, int rank)
 {
     struct buffers x = buffers();
-    mk_comm_t comm;
+    mk_comm_t comm = NULL;
     int ret = mk_comm_init_env(&comm, NULL);
     job_stage(j, rank, STAGE_READY);
     for (int i = 0; i < 400 && !ret; i++)
@@ -289,7 +289,7 @@ static int long_tile(struct job *j, int rank)
     a = calloc(256 * (size_t)k, sizeof(*a));
     b = calloc(512 * (size_t)k, sizeof(*b));
     c = calloc(256 * 512, sizeof(*c));
-    mk_comm_t comm;
+    mk_comm_t comm = NULL;
     setenv("MK_THREADS", "3", 1);
     if (!rank)
         setenv("MK_PEER_TIMEOUT", "0.5", 1);
@@ -320,7 +320,7 @@ static int no_memory_for_flags(struct job *j, int rank)
     void *c =
         mmap(NULL, (size_t)m * (size_t)n * 2, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     struct buffers x = buffers();
-    mk_comm_t comm;
+    mk_comm_t comm = NULL;
     int ret = mk_comm_init_env(&comm, NULL);
     if (c == MAP_FAILED)
         return 77;
@@ -413,7 +413,7 @@ static int under_signals(struct job *j, int rank)
     struct buffers x = buffers();
     struct sigaction sa;
     const struct itimerval every = {{0, 700}, {0, 700}}, off = {{0, 0}, {0, 0}};
-    mk_comm_t comm;
+    mk_comm_t comm = NULL;
     memset(&sa, 0, sizeof(sa));
     sa.sa_handler = nothing; /* no SA_RESTART */
     sigaction(SIGALRM, &sa, NULL);
