@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -283,6 +284,8 @@ int bench_plugin(int argc, char **argv)
         mk_cli_say("no second process");
         return MK_EXIT_FAILED;
     }
+    if (child == 0)
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* no half of a benchmark stays behind */
     r.p.who = child == 0;
     r.p.fd = fds[r.p.who];
     close(fds[!r.p.who]);
