@@ -185,13 +185,18 @@ static int run_case(const struct options *o, const struct test_case *t, int vers
 
 /* ---- all of them ---- */
 
-static bool wanted(const struct options *o, const char *name)
+static bool listed(const char *list, const char *name)
 {
     const size_t n = strlen(name);
-    for (const char *p = o->only; p; p = strchr(p, ',') ? strchr(p, ',') + 1 : NULL)
+    for (const char *p = list; p; p = strchr(p, ',') ? strchr(p, ',') + 1 : NULL)
         if (!strncmp(p, name, n) && (p[n] == 0 || p[n] == ','))
             return true;
-    return !o->only;
+    return false;
+}
+
+static bool wanted(const struct options *o, const char *name)
+{
+    return (!o->only || listed(o->only, name)) && !listed(o->but, name);
 }
 
 /* Which versions are there? Asked in a child, so that this process stays without the plugin. */
@@ -250,6 +255,7 @@ static int run_all(const struct options *o)
 
 static const char help[] = "usage: harness PLUGIN.so [options]\n"
                            "  --only A,B       cases by name\n"
+                           "  --but A,B        all but these\n"
                            "  --version N      one version of the net table (default: each one exported)\n"
                            "  --max BYTES      longest message (default 64 MiB)\n"
                            "  --rounds N       repetitions of the random cases (default 1)\n"
@@ -273,23 +279,20 @@ static int set(char *text)
 int main(int argc, char **argv)
 {
     static const struct option longs[] = {
-        {"only", required_argument, NULL, 'o'},
-        {"version", required_argument, NULL, 'v'},
-        {"max", required_argument, NULL, 'm'},
-        {"rounds", required_argument, NULL, 'r'},
-        {"limit", required_argument, NULL, 'l'},
-        {"patience", required_argument, NULL, 'p'},
-        {"own", no_argument, NULL, 'w'},
-        {"verbose", no_argument, NULL, 'b'},
-        {"set", required_argument, NULL, 's'},
-        {"help", no_argument, NULL, 'h'},
-        {NULL, 0, NULL, 0},
+        {"only", required_argument, NULL, 'o'},  {"version", required_argument, NULL, 'v'},
+        {"max", required_argument, NULL, 'm'},   {"rounds", required_argument, NULL, 'r'},
+        {"limit", required_argument, NULL, 'l'}, {"patience", required_argument, NULL, 'p'},
+        {"own", no_argument, NULL, 'w'},         {"verbose", no_argument, NULL, 'b'},
+        {"set", required_argument, NULL, 's'},   {"but", required_argument, NULL, 'n'},
+        {"help", no_argument, NULL, 'h'},        {NULL, 0, NULL, 0},
     };
     struct options o = {.max = 64u << 20, .rounds = 1, .limit = 30, .patience = 15};
     int c;
     while ((c = getopt_long(argc, argv, "h", longs, NULL)) != -1) {
         if (c == 'o')
             o.only = optarg;
+        else if (c == 'n')
+            o.but = optarg;
         else if (c == 'v')
             o.version = atoi(optarg);
         else if (c == 'm')

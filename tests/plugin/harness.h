@@ -26,6 +26,7 @@ struct shared {
 struct options {
     const char *path;
     const char *only; /* names, comma separated; NULL: all */
+    const char *but;  /* not these */
     int version;      /* 0: every one exported */
     size_t max;       /* longest message */
     int rounds;       /* of what is repeated with other random numbers */
