@@ -2,7 +2,7 @@
  * Copyright mKernel authors */
 /* GEMM on the GPU: which kernel for which problem, and its launch. Private to fused/. */
 #pragma once
-#include "cuda/driver.h"
+#include "mk/cuda.h"
 #include "mkernel.h"
 
 /* The embedded fat binaries (made by nvcc from gemm_bf16.cu, gemm_fp16.cu; none.c without nvcc). */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
-#include "cuda/driver.h"
+#include "mk/cuda.h"
 #include "mk/err.h"
 #include <dlfcn.h>
 #include <pthread.h>
@@ -51,5 +51,5 @@ int mk_cuda_fail(int error, const char *what)
 {
     const char *name = NULL;
     table.error_name(error, &name);
-    return mk_fail(MK_ERR_CUDA, "FUSED", "%s: %s", what, name ? name : "unknown error");
+    return mk_fail(MK_ERR_CUDA, "BASE", "%s: %s", what, name ? name : "unknown error");
 }
