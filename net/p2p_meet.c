@@ -180,7 +180,6 @@ static void again(struct mk_p2p_meet *m)
     m->witness = NULL;
     m->fd = -1;
     m->warmed = false;
-    m->patience_ns *= 2;
     memset(&m->reply, 0, sizeof(m->reply));
     next_step(m, DIAL);
 }
@@ -315,8 +314,10 @@ static int drive_connect(struct mk_p2p_meet *m)
     const uint64_t now = mk_time_ns();
     if (m->step == WARM && ret == MK_ERR_AGAIN) {
         m->warm_ns = m->warm_ns ? m->warm_ns : now;
-        if (now - m->warm_ns > m->patience_ns)
+        if (now - m->warm_ns > m->patience_ns) {
+            m->patience_ns *= 2;
             ret = BROKEN;
+        }
     } else {
         m->warm_ns = 0;
     }

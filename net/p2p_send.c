@@ -332,11 +332,11 @@ static int post(struct mk_p2p_comm *c, const uint8_t *data, size_t size, int tag
         return ret;
     if (!s)
         return MK_ERR_AGAIN;
-    if (mk_p2p_tag_next(&c->tags, tag, &next))
-        return MK_ERR_NOMEM;
-    ret = read_mail(c);
+    ret = read_mail(c); /* may move the table of tags */
     if (ret)
         return ret;
+    if (mk_p2p_tag_next(&c->tags, tag, &next))
+        return MK_ERR_NOMEM;
     tx->free = s->base.next;
     s->base.next = NULL;
     s->base.n = 1;

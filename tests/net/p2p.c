@@ -2,6 +2,7 @@
  * Copyright mKernel authors */
 /* The message layer over a transport (argument 1): sizes, matching, limits. Closing and faults: p2p_faults.c. */
 #include "mk/err.h"
+#include "net/p2p.h"
 #include "tests/net/p2p_help.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -132,6 +133,56 @@ static int grouped(struct half *h)
     return half_step(h);
 }
 
+/* Announcements of tags that the sender has not met yet arrive just before its first send: its table of tags grows
+ * while the message gets its number. */
+static int new_tags(struct half *h)
+{
+    enum { N = MK_P2P_RECVS };
+    struct mk_p2p_req *s[2 * N], *r[2];
+    const uint64_t end = mk_time_ns() + 10000000000ull;
+    CHECK_OK(half_join(h));
+    if (h->who) {
+        for (int g = 0; g < 2; g++) {
+            void *data[N];
+            size_t size[N];
+            int tag[N];
+            struct mk_p2p_mr *mr[N];
+            for (int i = 0; i < N; i++) {
+                data[i] = half_in(h) + (size_t)(g * N + i) * 30000;
+                size[i] = 30000;
+                tag[i] = 10 + i;
+                mr[i] = h->rx_mr;
+            }
+            CHECK_OK(mk_p2p_recv(h->rx, N, data, size, tag, mr, &r[g]));
+        }
+        CHECK_OK(half_step(h));
+        for (int g = 0; g < 2; g++) {
+            size_t got[N];
+            CHECK_OK(finish(r[g], got));
+            for (int i = 0; i < N; i++)
+                CHECK(got[i] == 20000u + 100u * (unsigned)g + (unsigned)i);
+        }
+        return half_step(h);
+    }
+    CHECK_OK(half_step(h));
+    while (!mk_p2p_flag(h->tx, 0)) { /* seen by the engine, not read yet */
+        CHECK(mk_time_ns() < end);
+        pthread_mutex_lock(&h->p->lock);
+        mk_p2p_progress(h->p);
+        pthread_mutex_unlock(&h->p->lock);
+    }
+    CHECK(h->tx->tags.n == 0);
+    for (int k = 0; k < 2 * N; k++) {
+        const size_t n = 20000u + 100u * (unsigned)(k / N) + (unsigned)(k % N);
+        CHECK_OK(post_send(h->tx, h->mem, n, 10 + k % N, h->tx_mr, &s[k]));
+    }
+    for (unsigned i = 0; i < h->tx->tags.n; i++)
+        CHECK(h->tx->tags.list[i].next == 2);
+    for (int k = 0; k < 2 * N; k++)
+        CHECK_OK(finish(s[k], NULL));
+    return half_step(h);
+}
+
 /* More small messages of one tag than the ring has room for, and then one of another tag, which is wanted first. */
 static int crowded(struct half *h)
 {
@@ -214,6 +265,7 @@ CASE(sizes)
 CASE(unequal)
 CASE(in_flight)
 CASE(grouped)
+CASE(new_tags)
 CASE(crowded)
 CASE(itself)
 
@@ -221,7 +273,8 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_sizes),     cmocka_unit_test(test_unequal),
                                        cmocka_unit_test(test_in_flight), cmocka_unit_test(test_grouped),
-                                       cmocka_unit_test(test_crowded),   cmocka_unit_test(test_itself)};
+                                       cmocka_unit_test(test_new_tags),  cmocka_unit_test(test_crowded),
+                                       cmocka_unit_test(test_itself)};
     transport = argc > 1 ? argv[1] : "loop";
     const int missing = transport_missing(transport, "net.p2p");
     if (missing)
