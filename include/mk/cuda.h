@@ -64,8 +64,8 @@ enum {
     MK_CU_MAP_L2_256B = 3,
     MK_CU_NOT_INITIALIZED = 3,
     MK_CU_NOT_READY = 600,
+    MK_CU_POINTER_MANAGED = 8,
     MK_CU_POINTER_IPC_CAPABLE = 10,
-    MK_CU_POINTER_HANDLE_TYPES = 14,
     MK_CU_STREAM_NON_BLOCKING = 1,
     MK_CU_EVENT_NO_TIMING = 2,
     MK_CU_HOST_PORTABLE = 1,
@@ -74,7 +74,10 @@ enum {
     MK_CU_HANDLE_FD = 1,
     MK_CU_LOCATION_DEVICE = 1,
     MK_CU_ACCESS_READ_WRITE = 3,
-    MK_CU_ALLOC_PINNED = 1
+    MK_CU_ALLOC_PINNED = 1,
+    MK_CU_COPY_STREAM_ORDER = 1,
+    MK_CU_COPY_BESIDE_COMPUTE = 1,
+    MK_CU_ATTR_WRITE64 = 122
 };
 
 /* X(field, symbol, arguments): all return a CUresult, 0 is success. Kernels and questions about devices. */
@@ -155,9 +158,21 @@ enum {
 
 #define MK_CU_FUNCTIONS(X) MK_CU_KERNELS(X) MK_CU_MEMORY(X)
 
+/* NULL where the driver lacks it. */
+struct mk_cu_copies { /* CUmemcpyAttributes */
+    int32_t order;
+    struct mk_cu_location from, to;
+    uint32_t flags;
+};
+#define MK_CU_OPTIONAL(X)                                                                                    \
+    X(copy_batch, "cuMemcpyBatchAsync_v2",                                                                   \
+      (mk_cu_ptr * to, mk_cu_ptr * from, size_t * bytes, size_t n, struct mk_cu_copies * how,                \
+       size_t * first, size_t nhow, void *stream))
+
 struct mk_cuda {
 #define MK_CU_FIELD(field, symbol, args) int(*field) args;
     MK_CU_FUNCTIONS(MK_CU_FIELD)
+    MK_CU_OPTIONAL(MK_CU_FIELD)
 #undef MK_CU_FIELD
     int version;
 };

@@ -36,8 +36,9 @@ struct mk_caps {
     bool ordered;           /* writes on one link become visible in the order posted, flag writes included */
     bool target_progress;   /* the target's memory changes although the target never calls us */
     bool delivery_complete; /* local completion can mean: visible at the target */
-    bool shm_only;          /* peers can write only memory that lies in a memfd (mk_engine_reg with shm) */
-    bool gpu_memory;
+    bool
+        shm_only; /* peers can write only memory that lies in a memfd (mk_engine_reg with shm), or on a GPU */
+    bool gpu_memory; /* mk_engine_reg takes pointers to GPU memory (without shm) */
     bool dmabuf;
     unsigned immediate_bits; /* 0 or >= 32 */
     unsigned max_batch;      /* work requests the transport takes in one post */
@@ -67,7 +68,7 @@ void mk_engine_wait(struct mk_engine *e, uint64_t ns);
 void mk_engine_wake(struct mk_engine *e);
 
 /* Registers memory for both directions. shm: the memfd the range lies in (the loop transport needs it: peers map
- * it), else NULL. */
+ * it), else NULL. GPU memory, where caps say so: shm is NULL, the pointer says it. Deregister before it is freed. */
 int mk_engine_reg(struct mk_engine *e, void *addr, size_t len, const struct mk_shm *shm, struct mk_mr **out);
 void mk_mr_key(const struct mk_mr *mr, struct mk_net_key *out);
 void mk_mr_dereg(struct mk_mr *mr); /* NULL allowed */

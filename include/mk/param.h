@@ -30,6 +30,7 @@
     X(loop_gbps, "MK_LOOP_GBPS", GBPS, "0", net, "paces every link to this rate, on any transport; 0: not paced") \
     X(loop_us, "MK_LOOP_US", USEC, "0", net, "latency added by the loop transport")                          \
     X(loop_hostile, "MK_LOOP_HOSTILE", INT, "0", net, "loop transport: seed of random delays and reordering within the declared order; 0: none") \
+    X(nic, "MK_NIC", STR, "", net, "socket of mknic, which moves GPU memory for the loop transport; mkrun --gpus-shared sets it") \
     X(chunk, "MK_CHUNK", SIZE, "256K", fused, "network chunk; equal on all ranks")                           \
     X(batch, "MK_BATCH", INT, "8", net, "commands handed to the NIC in one go, 1 to 8")                      \
     X(workspace, "MK_WORKSPACE", SIZE, "32M", fused, "staging memory of a communicator; equal on all ranks") \

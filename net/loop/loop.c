@@ -6,12 +6,13 @@
  *   loop_wire.h     what two processes share: address, key, inbox rings
  *   loop_map.c      registration, and the maps of the peers' memory
  *   loop_nic.c      post and poll: the emulated NIC is the sender's poll
+ *   loop_gpu.c      GPU memory: writes handed to mknic; loop_gpu_reg.c: its registration
  *   loop_hostile.c  random pieces, delays and order, within what is declared
  *   loop.c          device, connections, sleeping, the table
  *
  * Latency (MK_LOOP_US) is per message, many in flight; the rate of a link is paced by the engine above. A peer that
  * died stays mapped: writes go on into its memory and nobody sees them; a full inbox is back-pressure. */
-#include "loop_state.h"
+#include "loop_gpu.h"
 #include "mk/err.h"
 #include "mk/log.h"
 #include "mk/param.h"
@@ -54,6 +55,9 @@ static int loop_open(const struct mk_settings *s, struct mk_dev **out)
     d->latency_ns = (uint64_t)(s->loop_us * 1000.0);
     d->random = (uint64_t)s->loop_hostile * 0x9e3779b97f4a7c15ull;
     caps_fill(s, &d->base.caps);
+    if (*s->nic)
+        mk_loop_nic_open(d, s->nic, s->timeout);
+    d->base.caps.gpu_memory = d->nic != NULL;
     MK_INFO("NET", "loop: opened%s%s, latency %.1f us", s->ordered ? ", ordered" : "",
             s->loop_hostile ? ", hostile" : "", s->loop_us);
     *out = &d->base;
@@ -110,6 +114,7 @@ static void loop_close(struct mk_dev *dev)
         d->maps->refs = 1; /* imports that were not given back */
         mk_loop_map_put(d, d->maps);
     }
+    mk_loop_nic_close(d);
     mk_shm_release(&d->shm);
     free(d->conn);
     free(d);
@@ -219,6 +224,7 @@ static void loop_wait(struct mk_dev *dev, uint64_t ns)
 {
     struct mk_loop_dev *d = (struct mk_loop_dev *)dev;
     uint64_t due = MK_LOOP_NEVER;
+    ns = mk_loop_gpu_nap(d, ns);
     for (unsigned i = 0; i < d->nconn; i++) {
         if (!inbox_empty(d->conn[i]))
             return;
@@ -231,7 +237,7 @@ static void loop_wait(struct mk_dev *dev, uint64_t ns)
             return;
         ns = due - now < ns ? due - now : ns;
     }
-    if (mk_bell_seq(&d->segment->bell) == d->bell_seen)
+    if (ns && mk_bell_seq(&d->segment->bell) == d->bell_seen)
         mk_bell_wait(&d->segment->bell, d->bell_seen, ns);
     d->bell_seen = mk_bell_seq(&d->segment->bell);
 }

@@ -7,7 +7,8 @@
  *   ordered    the pieces of one write land in random order too, but the next write starts only when it is whole
  *   both       a piece may land a second time, read anew from the source, until the completion is reported: whoever
  *              reuses a source too early, or changes a payload in place before, is found out. Not where a later
- *              write of the connection covers the same bytes: no network does that. */
+ *              write of the connection covers the same bytes: no network does that. Not with GPU memory: mknic
+ *              could be late with it, and overwrite what was posted meanwhile. */
 #include "loop_state.h"
 
 static uint64_t rnd(struct mk_loop_dev *d)
@@ -46,7 +47,9 @@ void mk_loop_plan_item(struct mk_loop_conn *c, struct mk_loop_item *it, uint64_t
     }
     p->imm_due = last + delay(d);
     p->done_due = p->imm_due + delay(d);
-    p->again = p->pieces && it->len > 8 && rnd(d) % 4 == 0 ? (int)(rnd(d) % (uint64_t)p->pieces) : -1;
+    p->again = p->pieces && it->len > 8 && it->device < 0 && rnd(d) % 4 == 0
+                   ? (int)(rnd(d) % (uint64_t)p->pieces)
+                   : -1;
     p->again_due = p->again < 0 ? 0 : p->due[p->again] + rnd(d) % (p->done_due - p->due[p->again] + 1);
 }
 
@@ -93,16 +96,19 @@ static bool item_step(struct mk_loop_conn *c, uint64_t pos, uint64_t now, bool *
             whole = false;
             continue;
         }
-        mk_loop_item_copy(it, p->cut[i], p->cut[i + 1]);
+        if (!mk_loop_item_copy(c, it, p->cut[i], p->cut[i + 1])) {
+            due_now(now + 50000, now, &c->next_due);
+            return false;
+        }
         p->landed |= 1u << i;
         *landed = true;
     }
     if (p->again >= 0 && p->landed >> p->again & 1 && due_now(p->again_due, now, &c->next_due)) {
         if (it->dst && !covered_later(c, pos))
-            mk_loop_item_copy(it, p->cut[p->again], p->cut[p->again + 1]);
+            mk_loop_item_copy(c, it, p->cut[p->again], p->cut[p->again + 1]);
         p->again = -1;
     }
-    if (!whole)
+    if (!whole || it->out) /* mknic rings our bell when it is done */
         return false;
     if (!p->imm_sent) {
         if (!due_now(p->imm_due, now, &c->next_due))

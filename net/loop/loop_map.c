@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
 /* Memory of the loop transport: registration of our own, maps of the peers'. */
-#include "loop_state.h"
+#include "loop_gpu.h"
 #include "mk/err.h"
 #include <stdlib.h>
 #include <string.h>
@@ -38,12 +38,14 @@ void mk_loop_map_put(struct mk_loop_dev *d, struct mk_loop_map *m)
     while (*at != m)
         at = &(*at)->next;
     *at = m->next;
+    mk_loop_gpu_drop(d, m->grant);
     mk_shm_release(&m->shm);
     free(m);
 }
 
 int mk_loop_reg(struct mk_dev *dev, void *addr, size_t len, const struct mk_shm *shm, struct mk_mr **out)
 {
+    struct mk_loop_dev *d = (struct mk_loop_dev *)dev;
     const uintptr_t a = (uintptr_t)addr, s = shm ? (uintptr_t)shm->addr : 0;
     if (shm && (a < s || a - s > shm->size || len > shm->size - (a - s)))
         return mk_fail(MK_ERR_INVALID, "NET",
@@ -56,21 +58,31 @@ int mk_loop_reg(struct mk_dev *dev, void *addr, size_t len, const struct mk_shm 
     mr->base.len = len;
     mr->key.magic = MK_LOOP_MAGIC;
     mr->key.len = len;
+    mr->gpu = -1;
     if (shm && shm->fd >= 0) {
-        mr->key.shared = 1;
+        mr->key.kind = MK_LOOP_SHARED;
         mr->key.offset = a - s;
-        mk_shm_ref(shm, &mr->key.memory);
+        mk_shm_ref(shm, &mr->key.u.memory);
+        mk_loop_gpu_host(d, &mr->key.u.memory, a - s, len, &mr->grant);
+    } else if (!shm && len && mk_loop_gpu_is(d, addr)) {
+        const int ret = mk_loop_gpu_reg(d, mr);
+        if (ret) {
+            free(mr);
+            return ret;
+        }
     }
     *out = &mr->base;
     return 0;
 }
 
-/* Writes that still read from the memory end in error: it may be unmapped as soon as we return. */
+/* Writes that still read from the memory end in error: it may be unmapped as soon as we return. GPU memory: no copy
+ * touches it any more. */
 void mk_loop_dereg(struct mk_mr *mr)
 {
     if (!mr)
         return;
     mk_loop_cancel_mr((struct mk_loop_dev *)mr->dev, mr);
+    mk_loop_gpu_drop((struct mk_loop_dev *)mr->dev, ((struct mk_loop_mr *)mr)->grant);
     free(mr);
 }
 
@@ -88,15 +100,17 @@ int mk_loop_import(struct mk_conn *conn, const struct mk_net_key *key, struct mk
     memcpy(&k, key->bytes, sizeof(k));
     if (k.magic != MK_LOOP_MAGIC)
         return mk_fail(MK_ERR_INVALID, "NET", "loop: this is not a key of the loop transport");
-    if (!k.shared)
+    if (k.kind != MK_LOOP_SHARED && k.kind != MK_LOOP_GPU)
         return mk_fail(MK_ERR_INVALID, "NET",
                        "loop: the peer's memory is not shared memory; it cannot be written");
-    if (k.offset > k.memory.size || k.len > k.memory.size - k.offset)
+    const bool gpu = k.kind == MK_LOOP_GPU;
+    if (!gpu && (k.offset > k.u.memory.size || k.len > k.u.memory.size - k.offset))
         return mk_fail(MK_ERR_INVALID, "NET", "loop: the key names bytes beyond the peer's memory");
     struct mk_loop_rmem *r = calloc(1, sizeof(*r));
     if (!r)
         return mk_fail(MK_ERR_NOMEM, "NET", "loop: no memory for an imported key");
-    const int ret = mk_loop_map_get(c->dev, &k.memory, &r->map);
+    r->gpu = -1;
+    const int ret = gpu ? mk_loop_gpu_import(c->dev, &k, r) : mk_loop_map_get(c->dev, &k.u.memory, &r->map);
     if (ret) {
         free(r);
         return ret;
@@ -104,7 +118,11 @@ int mk_loop_import(struct mk_conn *conn, const struct mk_net_key *key, struct mk
     r->dev = c->dev;
     r->base.conn = conn;
     r->base.len = k.len;
-    r->addr = (uint8_t *)r->map->shm.addr + k.offset;
+    if (!gpu) {
+        if (!r->map->grant)
+            mk_loop_gpu_host(c->dev, &k.u.memory, 0, k.u.memory.size, &r->map->grant);
+        r->addr = (uint8_t *)r->map->shm.addr + k.offset;
+    }
     *out = &r->base;
     return 0;
 }
@@ -114,6 +132,7 @@ void mk_loop_unimport(struct mk_rmem *rmem)
     struct mk_loop_rmem *r = (struct mk_loop_rmem *)rmem;
     if (!r)
         return;
+    mk_loop_gpu_drop(r->dev, r->grant);
     mk_loop_map_put(r->dev, r->map);
     free(r);
 }

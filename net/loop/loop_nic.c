@@ -7,7 +7,7 @@
  * is one release store: a reader that polls that word (acquire) sees the writes landed before it.
  *
  * Plain mode lands items in post order. The hostile mode (loop_hostile.c) lands pieces at random times. */
-#include "loop_state.h"
+#include "loop_gpu.h"
 #include "mk/err.h"
 #include <stdio.h>
 #include <string.h>
@@ -17,19 +17,22 @@
 /* How long wait sleeps while the peer's inbox is full: the peer rings no bell when it makes room. */
 #define BLOCKED_NS 50000u
 
-void mk_loop_item_copy(struct mk_loop_item *it, uint32_t from, uint32_t to)
+bool mk_loop_item_copy(struct mk_loop_conn *c, struct mk_loop_item *it, uint32_t from, uint32_t to)
 {
     if (it->status || it->dropped || from == to)
-        return;
+        return true;
+    if (it->device >= 0)
+        return mk_loop_gpu_copy(c, it, from, to);
     uint8_t *dst = it->dst + from;
     const uint8_t *src = it->src ? it->src + from : (const uint8_t *)&it->inline_data + from;
     if (to - from == 8 && !((uintptr_t)dst & 7)) {
         uint64_t word;
         memcpy(&word, src, 8);
         __atomic_store_n((uint64_t *)(void *)dst, word, __ATOMIC_RELEASE);
-        return;
+        return true;
     }
     memcpy(dst, src, to - from);
+    return true;
 }
 
 bool mk_loop_item_imm(struct mk_loop_conn *c, struct mk_loop_item *it)
@@ -76,6 +79,23 @@ static bool faulty(const struct mk_loop_conn *c)
     return !only || only == &c->base;
 }
 
+/* The ends of a copy by mknic. */
+static void item_device(struct mk_loop_item *it, const struct mk_wr *w, const struct mk_loop_rmem *r)
+{
+    const struct mk_loop_mr *mr = (const struct mk_loop_mr *)it->mr;
+    it->device = r->gpu >= 0 ? r->gpu : mr ? mr->gpu : -1;
+    if (it->device < 0)
+        return;
+    it->part = UINT32_MAX;
+    it->src_grant = mr ? mr->grant : 0; /* none: through bounce slots */
+    it->src_off = w->local_off;
+    it->dst_grant = r->gpu >= 0 ? r->grant : r->map->grant;
+    it->dst_off =
+        r->gpu >= 0 ? w->remote_off : w->remote_off + (uint64_t)(r->addr - (uint8_t *)r->map->shm.addr);
+    if (!it->dst_grant)
+        item_fail(it, MK_ERR_NET, "mknic could not map the peer's host memory");
+}
+
 /* Fills the item, or marks it to end in error; nothing is ever written outside the imported range. */
 static void item_fill(struct mk_loop_conn *c, const struct mk_wr *w, struct mk_loop_item *it)
 {
@@ -86,6 +106,8 @@ static void item_fill(struct mk_loop_conn *c, const struct mk_wr *w, struct mk_l
     it->len = w->len;
     it->imm = w->imm;
     it->flags = w->flags;
+    it->device = -1;
+    it->pos = c->next;
     if (!w->len)
         return;
     if (!r || r->base.conn != &c->base) {
@@ -103,6 +125,9 @@ static void item_fill(struct mk_loop_conn *c, const struct mk_wr *w, struct mk_l
         it->src = (const uint8_t *)w->mr->addr + w->local_off;
     }
     if (it->status)
+        return;
+    item_device(it, w, r);
+    if (!r->map)
         return;
     it->dst = r->addr + w->remote_off;
     it->map = r->map;
@@ -149,10 +174,31 @@ int mk_loop_post(struct mk_conn *conn, const struct mk_wr *wrs, int n)
     return i;
 }
 
-/* Lands what is due, in post order. */
-static int plain_progress(struct mk_loop_conn *c, struct mk_wc *wcs, int max, bool *landed)
+/* Hands what is due to mknic, well before its turn to land: many copies are in flight. In ordered mode only while
+ * all items before it go the same way, since nothing else keeps their order. false: no room, try again soon. */
+static bool hand_over(struct mk_loop_conn *c, uint64_t now)
 {
-    const uint64_t now = mk_loop_item_at(c, c->first)->due ? mk_time_ns() : 0;
+    const bool ordered = c->dev->base.caps.ordered;
+    if (c->handed < c->first)
+        c->handed = c->first;
+    for (; c->handed != c->next; c->handed++) {
+        struct mk_loop_item *it = mk_loop_item_at(c, c->handed);
+        if (it->due > now)
+            return true;
+        if (ordered && c->handed != c->first && mk_loop_item_at(c, c->handed - 1)->device != it->device)
+            return true;
+        if (it->device < 0 || it->copied)
+            continue;
+        if (!mk_loop_item_copy(c, it, 0, it->len))
+            return false;
+        it->copied = true;
+    }
+    return true;
+}
+
+/* Lands what is due, in post order. */
+static int plain_progress(struct mk_loop_conn *c, uint64_t now, struct mk_wc *wcs, int max, bool *landed)
+{
     uint64_t bytes = 0;
     int n = 0;
     c->next_due = MK_LOOP_NEVER;
@@ -166,14 +212,16 @@ static int plain_progress(struct mk_loop_conn *c, struct mk_wc *wcs, int max, bo
             c->next_due = 0;
             break;
         }
+        if (it->device >= 0 && (!it->copied || it->out))
+            break; /* mknic has not done it yet; it rings our bell then */
         if (!it->copied)
-            mk_loop_item_copy(it, 0, it->len);
+            mk_loop_item_copy(c, it, 0, it->len);
         it->copied = true;
         if (!mk_loop_item_imm(c, it)) {
             c->next_due = mk_time_ns() + BLOCKED_NS;
             break;
         }
-        bytes += it->len;
+        bytes += it->device < 0 ? it->len : 0;
         *landed = true;
         n += mk_loop_item_finish(c, it, &wcs[n]);
         c->first++;
@@ -181,10 +229,23 @@ static int plain_progress(struct mk_loop_conn *c, struct mk_wc *wcs, int max, bo
     return n;
 }
 
+static int plain_both(struct mk_loop_conn *c, struct mk_wc *wcs, int max, bool *landed)
+{
+    const uint64_t now = mk_loop_item_at(c, c->first)->due ? mk_time_ns() : 0;
+    bool room = !c->dev->nic || hand_over(c, now);
+    const int n = plain_progress(c, now, wcs, max, landed);
+    if (c->dev->nic && room && *landed)
+        room = hand_over(c, now); /* what had to wait for a landing */
+    if (!room && c->next_due == MK_LOOP_NEVER)
+        c->next_due = mk_time_ns() + BLOCKED_NS;
+    return n;
+}
+
 /* Injected death: everything pending ends with MK_ERR_PEER. */
 static int dead_progress(struct mk_loop_conn *c, struct mk_wc *wcs, int max)
 {
     int n = 0;
+    mk_loop_gpu_forget(c);
     while (c->first != c->next && n < max) {
         struct mk_loop_item *it = mk_loop_item_at(c, c->first++);
         if (it->done)
@@ -196,11 +257,26 @@ static int dead_progress(struct mk_loop_conn *c, struct mk_wc *wcs, int max)
     return n;
 }
 
+/* mknic has ended: once a connection, whatever is in flight. */
+static int report_broken(struct mk_loop_conn *c, struct mk_wc *wc)
+{
+    c->broken = true;
+    wc->kind = MK_WC_LOCAL;
+    wc->status = MK_ERR_NET;
+    wc->id = UINT64_MAX;
+    wc->imm = 0;
+    wc->conn = &c->base;
+    snprintf(wc->text, sizeof(wc->text), "%s", c->dev->nic->text);
+    return 1;
+}
+
 static int conn_send(struct mk_loop_conn *c, struct mk_wc *wcs, int max)
 {
     const struct mk_loop_faults *f = &c->dev->faults;
     bool landed = false;
     int n;
+    if (max > 0 && c->dev->nic && c->dev->nic->dead && c->dev->nic->used && !c->broken)
+        return report_broken(c, wcs);
     if (c->first == c->next || max <= 0)
         return 0;
     if (f->stalled && faulty(c)) {
@@ -212,7 +288,7 @@ static int conn_send(struct mk_loop_conn *c, struct mk_wc *wcs, int max)
     if (c->plan)
         n = mk_loop_hostile_progress(c, mk_time_ns(), wcs, max, &landed);
     else
-        n = plain_progress(c, wcs, max, &landed);
+        n = plain_both(c, wcs, max, &landed);
     if (landed)
         mk_bell_ring(c->peer_bell);
     return n;
@@ -239,6 +315,8 @@ int mk_loop_poll(struct mk_dev *dev, struct mk_wc *wcs, int max)
     struct mk_loop_dev *d = (struct mk_loop_dev *)dev;
     const unsigned from = d->turn++;
     int n = 0;
+    if (d->nic)
+        mk_loop_gpu_poll(d);
     for (unsigned i = 0; i < d->nconn && n < max; i++) {
         struct mk_loop_conn *c = d->conn[(from + i) % d->nconn];
         /* neither direction starves the other when max is small */
@@ -250,12 +328,14 @@ int mk_loop_poll(struct mk_dev *dev, struct mk_wc *wcs, int max)
             n += conn_receive(c, wcs + n, max - n);
         }
     }
+    mk_loop_gpu_ring(d);
     return n;
 }
 
 void mk_loop_drop_items(struct mk_loop_conn *c)
 {
     struct mk_wc ignored;
+    mk_loop_gpu_forget(c);
     for (; c->first != c->next; c->first++) {
         struct mk_loop_item *it = mk_loop_item_at(c, c->first);
         if (!it->done)

@@ -11,6 +11,7 @@
 #define MK_LOOP_NEVER UINT64_MAX
 
 struct mk_loop_dev;
+struct mk_loop_nic;
 
 /* Memory of a peer, mapped once however many keys and connections lie in it. Pending items hold references too, so
  * that unimport with writes in flight is safe. */
@@ -18,19 +19,24 @@ struct mk_loop_map {
     struct mk_loop_map *next;
     struct mk_shm_ref ref;
     struct mk_shm shm;
+    uint32_t grant; /* mknic's number for it, 0: none */
     unsigned refs;
 };
 
 struct mk_loop_mr {
     struct mk_mr base;
     struct mk_loop_key key;
+    uint32_t grant; /* mknic's number for it; 0: none */
+    int gpu;        /* mknic's number of its device; -1: host memory */
 };
 
 struct mk_loop_rmem {
     struct mk_rmem base;
     struct mk_loop_dev *dev; /* base.conn may be closed before unimport */
-    uint8_t *addr;
-    struct mk_loop_map *map;
+    uint8_t *addr;           /* GPU memory: NULL */
+    struct mk_loop_map *map; /* GPU memory: NULL */
+    uint32_t grant, window;
+    int gpu; /* -1: host memory */
 };
 
 /* A posted write that is not complete. */
@@ -45,7 +51,14 @@ struct mk_loop_item {
     uint32_t len;
     uint32_t imm;
     uint32_t flags;
-    int status; /* what the completion will say */
+    /* with a GPU at one end (device >= 0) it is copied by mknic: */
+    int device;
+    uint32_t src_grant, dst_grant;
+    uint64_t src_off, dst_off;
+    uint64_t pos;        /* of the item in its connection */
+    uint32_t out;        /* jobs that mknic has not finished */
+    uint32_t part, sent; /* of the piece that begins at `part`, bytes handed over up to `sent` */
+    int status;          /* what the completion will say */
     bool copied, dropped, silent, done;
     char text[80];
 };
@@ -74,6 +87,8 @@ struct mk_loop_conn {
     uint64_t peer_generation;
     /* Items [first, next) of a circular buffer; in hostile unordered mode some of them are done already. */
     uint64_t first, next;
+    uint64_t handed;           /* items below it with GPU memory are with mknic (not in hostile mode) */
+    bool broken;               /* the end of mknic was reported */
     uint64_t next_due;         /* earliest time at which poll can do something here */
     struct mk_loop_item *item; /* MK_LOOP_DEPTH */
     struct mk_loop_plan *plan; /* MK_LOOP_DEPTH, or NULL: not hostile */
@@ -81,6 +96,7 @@ struct mk_loop_conn {
 
 struct mk_loop_dev {
     struct mk_dev base;
+    struct mk_loop_nic *nic; /* NULL: no GPU memory (loop_gpu.h) */
     struct mk_shm shm;
     struct mk_loop_segment *segment;
     struct mk_loop_map *maps;
@@ -113,7 +129,8 @@ void mk_loop_unimport(struct mk_rmem *rmem);
 /* loop_nic.c: the emulated NIC */
 int mk_loop_post(struct mk_conn *conn, const struct mk_wr *wrs, int n);
 int mk_loop_poll(struct mk_dev *dev, struct mk_wc *wcs, int max);
-void mk_loop_item_copy(struct mk_loop_item *it, uint32_t from, uint32_t to);
+/* false: mknic has no room now; once more later */
+bool mk_loop_item_copy(struct mk_loop_conn *c, struct mk_loop_item *it, uint32_t from, uint32_t to);
 bool mk_loop_item_imm(struct mk_loop_conn *c, struct mk_loop_item *it); /* false: the peer's inbox is full */
 int mk_loop_item_finish(struct mk_loop_conn *c, struct mk_loop_item *it,
                         struct mk_wc *wc); /* completions written */

@@ -61,12 +61,23 @@ struct mk_loop_addr {
 };
 
 /* In struct mk_net_key. */
+enum mk_loop_kind {
+    MK_LOOP_PRIVATE = 0, /* no memfd: it can be a source only */
+    MK_LOOP_SHARED = 1,  /* in a memfd */
+    MK_LOOP_GPU = 2      /* a window of mknic */
+};
 struct mk_loop_key {
     uint32_t magic;
-    uint32_t shared; /* 0: the memory has no memfd; it can be a source only */
+    uint32_t kind;
     uint64_t offset; /* of the registered range in the memfd */
     uint64_t len;
-    struct mk_shm_ref memory;
+    union {
+        struct mk_shm_ref memory;
+        struct {
+            uint64_t nic, token;
+            uint32_t window, pad;
+        } gpu;
+    } u;
 };
 
 /* Writer: false, nothing written: the ring is full, or its words make no sense. */

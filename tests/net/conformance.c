@@ -3,13 +3,14 @@
 /* One test for all completion adapters: an arrival flag names a payload that is complete.
  *
  *   conformance ADAPTER [net=loop|ofi|verbs] [provider=NAME, + for ;] [chunks=N] [bytes=N] [hostile=SEED] [ordered=0|1] [stall=S]
- *               [expect=caught]
+ *               [expect=caught] [gpu=source|destination|both nic=PATH_OF_MKNIC [nicopt=OPTION]]
  *
  * A sending thread fills source slots and hands commands to a proxy; a checking thread on the other side polls the
  * flags and compares the payload at the moment it sees one, then gives credit. Rings of several sizes run at once:
  * the ring of one slot stalls on any lost credit, the large one gives credit in lumps (wide credits). A source slot
  * is reused as soon as its done word says so, long before the credit of its destination comes back. `store` has no
- * network: payload and flag are stores into shared memory.
+ * network: payload and flag are stores into shared memory. gpu: the source slots, the destination slots or both are
+ * GPU memory, moved by a mknic process of the test's own; flags and credits stay in host memory.
  *
  * Exit 0: no error in N chunks; with expect=caught: an error or a stall within N (at most 10000) chunks. 1: not
  * so. 77: this network is not here. */
@@ -125,11 +126,20 @@ static bool send_one(struct cf *t, uint32_t i)
     if (!mk_ring_claim(mk_proxy_ring(t->a.proxy), &at))
         return false;
     const uint64_t off = r->src_off + src * t->bytes;
-    fill((uint64_t *)((char *)t->a.mem.addr + off), i, pos, len);
+    if (t->gpu & CF_GPU_SOURCE) {
+        uint64_t tmp[CF_BYTES_MAX / 8];
+        fill(tmp, i, pos, len);
+        if (t->cu->copy_to_device(t->a.gpu + off, tmp, len))
+            cf_fail(t, "cuMemcpyHtoD");
+    } else {
+        fill((uint64_t *)((char *)t->a.mem.addr + off), i, pos, len);
+    }
     struct mk_cmd c;
     mk_cmd_init(&c);
     mk_cmd_set_kind(&c, MK_CMD_WRITE);
     mk_cmd_set_comm(&c, t->a.id);
+    mk_cmd_set_swin(&c, t->gpu & CF_GPU_SOURCE ? 1 : 0);
+    mk_cmd_set_dwin(&c, t->gpu & CF_GPU_DESTINATION ? 1 : 0);
     mk_cmd_set_loff(&c, off);
     mk_cmd_set_roff(&c, r->dst_off + pos % r->slots * t->bytes);
     mk_cmd_set_len(&c, len);
@@ -200,6 +210,12 @@ static bool check_one(struct cf *t, uint32_t i)
     mk_consume();
     const uint32_t len = length(t, i, pos);
     const uint64_t *at = (const uint64_t *)((char *)t->b.mem.addr + r->dst_off + slot * t->bytes);
+    uint64_t tmp[CF_BYTES_MAX / 8];
+    if (t->gpu & CF_GPU_DESTINATION) {
+        if (t->cu->copy_to_host(tmp, t->b.gpu + r->dst_off + slot * t->bytes, len))
+            cf_fail(t, "cuMemcpyDtoH");
+        at = tmp;
+    }
     const int word = wrong(at, i, pos, len);
     if (word >= 0) {
         t->errors++;
@@ -214,6 +230,8 @@ static bool check_one(struct cf *t, uint32_t i)
 static void *check_all(void *arg)
 {
     struct cf *t = arg;
+    if (t->gpu && !nic_cuda(0)) /* on this thread too */
+        cf_fail(t, "no GPU for the checker");
     struct patience p = {0, 0};
     while (t->checked < t->chunks && !stopped(t)) {
         const uint32_t seq = mk_bell_seq(&t->b.bell);
@@ -276,6 +294,17 @@ static bool take_arg(struct cf *t, const char *a)
     }
     if (n == 6 && !strncmp(a, "expect", n))
         return t->expect_caught = !strcmp(v, "caught");
+    if (n == 3 && !strncmp(a, "gpu", n)) {
+        t->gpu = !strcmp(v, "source")        ? CF_GPU_SOURCE
+                 : !strcmp(v, "destination") ? CF_GPU_DESTINATION
+                 : !strcmp(v, "both")        ? 3
+                                             : 0;
+        return t->gpu != 0;
+    }
+    if (n == 3 && !strncmp(a, "nic", n))
+        return snprintf(t->nic_program, sizeof(t->nic_program), "%s", v) > 0;
+    if (n == 6 && !strncmp(a, "nicopt", n))
+        return snprintf(t->nic_options, sizeof(t->nic_options), "%s", v) > 0;
     const double x = strtod(v, &end);
     if (end == v || *end || x < 0)
         return false;
@@ -291,7 +320,7 @@ static bool take_arg(struct cf *t, const char *a)
         t->stall_ns = (uint64_t)(x * 1e9);
     else
         return false;
-    return t->bytes >= 16 && t->chunks > 0;
+    return t->bytes >= 16 && t->bytes <= CF_BYTES_MAX && t->chunks > 0;
 }
 
 static int verdict(const struct cf *t, double seconds)
@@ -328,7 +357,10 @@ int main(int argc, char **argv)
         t.chunks = 10000;
     t.chunks = (t.chunks + 7) / 8 * 8;
     lay_out(&t);
-    int ret = cf_open(&t);
+    int ret = cf_open_gpu(&t);
+    if (ret)
+        return ret;
+    ret = cf_open(&t);
     if (ret) {
         cf_close(&t);
         if (ret != MK_ERR_UNSUPPORTED) {
@@ -346,6 +378,7 @@ int main(int argc, char **argv)
     cf_send_all(&t);
     pthread_join(checker, NULL);
     ret = verdict(&t, (double)(mk_time_ns() - begin) / 1e9);
+    const uint64_t errors = t.errors;
     cf_close(&t);
-    return ret;
+    return t.errors != errors ? 1 : ret;
 }

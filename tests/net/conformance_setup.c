@@ -6,7 +6,9 @@
 #include "net/engine.h"
 #include <stdio.h>
 #include <stdlib.h>
+#include <signal.h>
 #include <string.h>
+#include <sys/wait.h>
 
 static void on_error(void *ctx, int node, int code, const char *text)
 {
@@ -24,6 +26,22 @@ static int open_memory(struct cf *t, struct cf_side *s)
     return 0;
 }
 
+int cf_open_gpu(struct cf *t)
+{
+    const char *options[] = {t->nic_options, NULL};
+    if (!t->gpu)
+        return 0;
+    const int ret = nic_start(t->nic_program, *t->nic_options ? options : NULL, &t->nic, &t->set);
+    if (ret)
+        return ret;
+    t->cu = nic_cuda(0);
+    if (!t->cu || t->cu->mem_alloc(&t->a.gpu, t->size) || t->cu->mem_alloc(&t->b.gpu, t->size)) {
+        nic_stop(&t->nic, SIGTERM);
+        return 1;
+    }
+    return 0;
+}
+
 static int open_side(struct cf *t, struct cf_side *s, bool credits)
 {
     const struct mk_net_ops *ops = !strcmp(t->set.net, "ofi")     ? &mk_ofi_ops
@@ -36,6 +54,15 @@ static int open_side(struct cf *t, struct cf_side *s, bool credits)
     if (ret)
         return ret;
     mk_mr_key(s->mr, &s->key);
+    s->windows[0] = s->mr;
+    if (s->gpu) {
+        if (!mk_engine_caps(s->e)->gpu_memory)
+            return mk_fail(MK_ERR_INTERNAL, "NET", "no GPU memory, although there is a mknic");
+        ret = mk_engine_reg(s->e, (void *)(uintptr_t)s->gpu, t->size, NULL, &s->windows[1]);
+        if (ret)
+            return ret;
+        mk_mr_key(s->windows[1], &s->gpu_key);
+    }
     s->step = calloc(t->nflags, sizeof(*s->step));
     if (!s->step)
         return mk_fail(MK_ERR_NOMEM, "NET", "conformance");
@@ -73,7 +100,10 @@ static int connect_both(struct cf *t)
 static int join(struct cf *t, struct cf_side *me, const struct cf_side *peer)
 {
     struct mk_peer_notes n;
-    const int ret = mk_link_import(me->l, &peer->key, &me->rmem);
+    int ret = mk_link_import(me->l, &peer->key, &me->rmem);
+    me->rwindows[0] = me->rmem;
+    if (!ret && peer->gpu)
+        ret = mk_link_import(me->l, &peer->gpu_key, &me->rwindows[1]);
     if (ret)
         return ret;
     n.base = peer->base;
@@ -92,10 +122,10 @@ static int start_proxy(struct cf *t, struct cf_side *s)
     struct mk_proxy_comm c;
     memset(&c, 0, sizeof(c));
     c.nnodes = 1;
-    c.nwindows = 1;
+    c.nwindows = s->gpu ? 2 : 1;
     c.links = &s->l;
-    c.windows = &s->mr;
-    c.rwindows = &s->rmem;
+    c.windows = s->windows;
+    c.rwindows = s->rwindows;
     c.done = t->done;
     c.ndone = s == &t->a ? CF_RINGS * CF_SOURCES : 0;
     c.bell = &s->bell;
@@ -145,7 +175,11 @@ int cf_open(struct cf *t)
     if (ret)
         return ret;
     const struct mk_caps *c = mk_engine_caps(t->a.e);
-    snprintf(t->where, sizeof(t->where), "%s (%s%s%s)", c->transport, c->provider,
+    snprintf(t->where, sizeof(t->where), "%s (%s%s%s%s)", c->transport, c->provider,
+             !t->gpu       ? ""
+             : t->gpu == 3 ? ", GPU to GPU"
+             : t->gpu == 1 ? ", GPU to host"
+                           : ", host to GPU",
              c->ordered ? ", ordered" : "", t->set.loop_hostile ? ", hostile" : "");
     ret = start_proxy(t, &t->a);
     return ret ? ret : start_proxy(t, &t->b);
@@ -182,4 +216,9 @@ void cf_close(struct cf *t)
     close_side(&t->a);
     close_side(&t->b);
     mk_shm_release(&t->alias);
+    const int status = t->gpu ? nic_stop(&t->nic, SIGTERM) : 0;
+    if (status) {
+        printf("conformance: mknic ended with status %d\n", status);
+        t->errors++;
+    }
 }

@@ -3,7 +3,8 @@
 # Conformance of the completion adapters, and its negative side: each mutation (MK_MUTATE in mk/dev/dev.h) and the
 # wrong adapter must be caught within 10,000 chunks.
 
-set(conformance ${CMAKE_CURRENT_SOURCE_DIR}/conformance.c ${CMAKE_CURRENT_SOURCE_DIR}/conformance_setup.c)
+set(conformance ${CMAKE_CURRENT_SOURCE_DIR}/conformance.c ${CMAKE_CURRENT_SOURCE_DIR}/conformance_setup.c
+    ${CMAKE_CURRENT_SOURCE_DIR}/nic_help.c)
 set(chunks 200000)
 if(MK_SANITIZE)
     set(chunks 20000)
@@ -34,6 +35,31 @@ mk_conformance_both(immediate_ofi_net immediate net=ofi provider=net)
 mk_conformance_both(immediate_ofi_rxm immediate net=ofi provider=tcp+ofi_rxm)
 mk_conformance_both(immediate_ofi_shm immediate net=ofi provider=shm)
 mk_conformance(wrong_adapter test_net_conformance flag ordered=0 hostile=7 expect=caught)
+
+# GPU memory through a mknic process, over a stand-in for the CUDA driver (tests/gpu/nic.sh: over the real one).
+add_library(test_net_cuda SHARED fake_cuda.c fake_cuda_rest.c)
+target_link_libraries(test_net_cuda PRIVATE Threads::Threads)
+set_target_properties(test_net_cuda PROPERTIES PREFIX "" OUTPUT_NAME libcuda SUFFIX .so.1
+                      LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests/cuda)
+set(stand_in LD_LIBRARY_PATH=${CMAKE_BINARY_DIR}/tests/cuda)
+function(mk_conformance_gpu name)
+    mk_add_test(net.conformance_gpu_${name} TIMEOUT 200 ENVIRONMENT ${stand_in}
+                COMMAND test_net_conformance ${ARGN} nic=$<TARGET_FILE:mknic>)
+    set_tests_properties(net.conformance_gpu_${name} PROPERTIES PROCESSORS 2)
+endfunction()
+math(EXPR gpu_chunks "${chunks} / 20")
+mk_conformance_gpu(immediate immediate gpu=both hostile=7 chunks=${gpu_chunks})
+mk_conformance_gpu(immediate_plain immediate gpu=both chunks=${gpu_chunks})
+mk_conformance_gpu(immediate_large immediate gpu=both bytes=40000 chunks=${gpu_chunks} nicopt=--lanes=8)
+mk_conformance_gpu(immediate_source immediate gpu=source hostile=7 chunks=${gpu_chunks})
+mk_conformance_gpu(immediate_destination immediate gpu=destination chunks=${gpu_chunks} nicopt=--no-batch)
+mk_conformance_gpu(immediate_events immediate gpu=both chunks=${gpu_chunks} nicopt=--events)
+mk_conformance_gpu(flag flag ordered=1 gpu=both hostile=7 chunks=${gpu_chunks})
+mk_conformance_gpu(flag_plain flag ordered=1 gpu=both chunks=${gpu_chunks})
+mk_conformance_gpu(early_nic immediate gpu=both expect=caught) # completions before the copies
+set_tests_properties(net.conformance_gpu_early_nic PROPERTIES ENVIRONMENT
+                     "${stand_in};FAKE_CUDA_EARLY=1;${MK_SANITIZE_ENVIRONMENT}")
+mk_conformance_gpu(wrong_adapter flag ordered=0 gpu=both hostile=7 expect=caught)
 
 # The engine's sources once more with MK_MUTATE=n; the rest of the folder comes from an archive, out of which the
 # linker takes only what is still missing.
