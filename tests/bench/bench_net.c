@@ -21,7 +21,7 @@
 #define SIZES_MAX 16
 #define STREAM_BYTES (16u << 20)
 #define STREAM_MAX 4000u
-#define RETRIES 20
+#define TRIES 3u /* rounds begun for each undisturbed one that is wanted */
 #define PINGPONGS 400u
 #define ROWS_MAX (SIZES_MAX + 2)
 
@@ -35,8 +35,9 @@ struct options {
     const char *json;
     uint32_t size[SIZES_MAX];
     int nsizes;
-    int pairs;
+    int pairs, rounds;
     const char *only; /* NULL: everything */
+    bool null;        /* the raw loop against itself */
 };
 
 /* One line of the table: A against B. Ratio B / A of each pair; latency also as a difference. */
@@ -46,6 +47,11 @@ struct row {
     struct bench_samples a, b, ratio, diff;
 };
 
+struct counts {
+    unsigned rounds, disturbed; /* all of them; those left out */
+    unsigned lone;              /* pairs that stand on one disturbed round, since there was no other */
+};
+
 struct run {
     const struct options *o;
     struct net_peer p;
@@ -53,7 +59,7 @@ struct run {
     int nrows;
     struct row proxy[3]; /* A: MK_BATCH=1, B: 8 */
     struct mk_proxy_stats stats[2];
-    unsigned runs, disturbed;
+    struct counts n;
 };
 
 static const char help[] =
@@ -65,7 +71,9 @@ static const char help[] =
     "  --provider NAME   libfabric provider (default: as MK_OFI_PROVIDER, auto)\n"
     "  --sizes A,B,..    bytes of the bandwidth rows, with K and M, up to 4M (default 64K,256K,1M,4M)\n"
     "  --pairs N         pairs of each row, odd, up to 101 (default 11)\n"
+    "  --rounds N        runs of each side that make a pair, 1 to 64 (default 8)\n"
     "  --only WHAT       bandwidth, latency, rate or proxy (default: all)\n"
+    "  --null            the raw loop against a second one: what these pairs cannot tell apart\n"
     "  --json FILE       every figure as JSON\n";
 
 int net_swap(const struct net_peer *p, const void *mine, void *theirs, size_t n)
@@ -132,56 +140,82 @@ static int run_once(struct run *r, const struct net_impl *i, void *impl, enum wh
     return 0;
 }
 
-/* The row's figure; negative: failed. A run during which other programs took a processor from us is repeated: of
- * RETRIES runs the least disturbed one counts. Runs are short for that reason. */
-static double figure(struct run *r, const struct net_impl *i, void *impl, enum what what, uint32_t size)
+static double figure(enum what what, uint32_t size, double seconds)
 {
     const uint32_t n = count_of(what, size);
-    struct outcome best = {0, LONG_MAX}, o;
-    for (int t = 0; t < RETRIES && best.disturbed; t++) {
-        if (run_once(r, i, impl, what, size, &o))
-            return -1;
-        if (o.disturbed < best.disturbed)
-            best = o;
-    }
-    r->runs++;
-    r->disturbed += best.disturbed != 0;
     if (what == LATENCY)
-        return best.seconds / n / 2 * 1e6;
-    return what == RATE ? n / best.seconds * 1e-3 : (double)size * n / best.seconds * 1e-6;
+        return seconds / n / 2 * 1e6;
+    return what == RATE ? n / seconds * 1e-3 : (double)size * n / seconds * 1e-6;
 }
 
-/* Pairs of A and B, first one then the other begins; one pair before that does not count. */
-static int measure(struct run *r, struct row *row, const struct net_impl *const impl[2], void *const with[2])
+/* One pair: the mean time of each side over `want` rounds. A round is one run of A and one of B close together, and
+ * rounds take turns in who begins: one run alone differs by a tenth from the next one where the network is TCP. A
+ * round during which other programs took a processor from either side is left out, as far as there are others; runs
+ * are short for that reason. */
+static int measure_pair(struct run *r, const struct row *row, const struct net_impl *const impl[2],
+                        void *const with[2], uint32_t first, uint32_t want, double seconds[2])
 {
-    for (int pair = -1; pair < r->o->pairs; pair++) {
-        double v[2];
-        for (int k = 0; k < 2; k++) {
-            const int which = (pair & 1) ^ k;
-            v[which] = figure(r, impl[which], with[which], row->what, row->size);
-            if (v[which] < 0)
+    uint32_t clean = 0;
+    long least = LONG_MAX;
+    double sum[2] = {0, 0};
+    for (uint32_t t = 0; t < TRIES * want && clean < want; t++) {
+        struct outcome o[2];
+        for (uint32_t k = 0; k < 2; k++) {
+            const uint32_t which = (first + t + k) & 1;
+            if (run_once(r, impl[which], with[which], row->what, row->size, &o[which]))
                 return 1;
         }
-        if (pair < 0 || r->p.who == 1)
+        const long disturbed = o[0].disturbed + o[1].disturbed;
+        r->n.rounds++;
+        r->n.disturbed += disturbed != 0;
+        clean += !disturbed;
+        for (int k = 0; k < 2; k++) {
+            if (!disturbed)
+                sum[k] += o[k].seconds;
+            else if (disturbed < least)
+                seconds[k] = o[k].seconds;
+        }
+        least = disturbed && disturbed < least ? disturbed : least;
+    }
+    for (int k = 0; clean && k < 2; k++)
+        seconds[k] = sum[k] / clean;
+    r->n.lone += !clean;
+    r->n.disturbed -= !clean;
+    return 0;
+}
+
+/* Pairs of A and B; one round before them does not count. */
+static int measure(struct run *r, struct row *row, const struct net_impl *const impl[2], void *const with[2])
+{
+    const struct counts before = r->n;
+    double s[2] = {0, 0};
+    if (measure_pair(r, row, impl, with, 1, 1, s))
+        return 1;
+    r->n = before;
+    for (int pair = 0; pair < r->o->pairs; pair++) {
+        if (measure_pair(r, row, impl, with, (uint32_t)pair, (uint32_t)r->o->rounds, s))
+            return 1;
+        if (r->p.who == 1)
             continue;
-        bench_add(&row->a, v[0]);
-        bench_add(&row->b, v[1]);
-        bench_add(&row->ratio, v[1] / v[0]);
-        bench_add(&row->diff, v[1] - v[0]);
+        const double a = figure(row->what, row->size, s[0]), b = figure(row->what, row->size, s[1]);
+        bench_add(&row->a, a);
+        bench_add(&row->b, b);
+        bench_add(&row->ratio, b / a);
+        bench_add(&row->diff, b - a);
     }
     return 0;
 }
 
 static bool wanted(const struct run *r, const char *what)
 {
-    return !r->o->only || !strcmp(r->o->only, what);
+    return r->o->only ? !strcmp(r->o->only, what) : !r->o->null || strcmp(what, "proxy") != 0;
 }
 
 static int against_raw(struct run *r)
 {
-    static const struct net_impl *const impl[2] = {&net_raw, &net_engine};
+    const struct net_impl *const impl[2] = {&net_raw, r->o->null ? &net_raw : &net_engine};
     void *with[2] = {NULL, NULL};
-    int bad = net_raw.open(&r->p, &with[0]) || net_engine.open(&r->p, &with[1]);
+    int bad = impl[0]->open(&r->p, &with[0]) || impl[1]->open(&r->p, &with[1]);
     for (int i = 0; wanted(r, "bandwidth") && i < r->o->nsizes; i++)
         r->row[r->nrows++] = (struct row){.what = BANDWIDTH, .size = r->o->size[i]};
     if (wanted(r, "latency"))
@@ -259,16 +293,20 @@ static void table_row(struct mk_table *t, const struct row *row, bool with_targe
 
 static int print_tables(const struct run *r)
 {
-    struct mk_table *t =
-        mk_table_new("what|>size|unit|>raw|>min..max|>engine|>min..max|>ratio|>min..max|>difference|"
-                     "target|met");
-    printf("engine against raw libfabric, provider %s, %d pairs, medians\n", net_raw_provider(), r->o->pairs);
+    const bool null = r->o->null;
+    struct mk_table *t = mk_table_new(
+        null ? "what|>size|unit|>raw|>min..max|>raw again|>min..max|>ratio|>min..max|>difference||"
+             : "what|>size|unit|>raw|>min..max|>engine|>min..max|>ratio|>min..max|>difference|target|met");
+    printf("%s against raw libfabric, provider %s, %d pairs of %d rounds, medians\n",
+           null ? "raw libfabric" : "engine", net_raw_provider(), r->o->pairs, r->o->rounds);
     for (int i = 0; i < r->nrows; i++)
-        table_row(t, &r->row[i], true);
+        table_row(t, &r->row[i], !null);
     int ret = mk_table_print(t, stdout);
     mk_table_free(t);
-    printf("%u runs, %u of them disturbed by other programs each time they were repeated\n", r->runs,
-           r->disturbed);
+    printf("%u rounds; %u were disturbed by other programs and left out; %u pairs had no undisturbed one and "
+           "stand on "
+           "the least disturbed\n",
+           r->n.rounds, r->n.disturbed, r->n.lone);
     if (!wanted(r, "proxy"))
         return ret;
     t = mk_table_new("what|>size|unit|>batch 1|>min..max|>batch 8|>min..max|>ratio|>min..max|>difference||");
@@ -308,6 +346,21 @@ static void json_row(struct mk_json *j, const struct row *row, const char *a, co
     mk_json_end(j);
 }
 
+static void json_stats(struct mk_json *j, int batch, const struct mk_proxy_stats *s)
+{
+    mk_json_object_flat(j, NULL);
+    mk_json_int(j, "batch", batch);
+    mk_json_int(j, "commands", (int64_t)s->commands);
+    mk_json_int(j, "batches", (int64_t)s->batches);
+    mk_json_array(j, "fill");
+    for (int i = 0; i < 9; i++)
+        mk_json_int(j, NULL, (int64_t)s->fill[i]);
+    mk_json_end(j);
+    mk_json_int(j, "window_waits", (int64_t)s->window_waits);
+    mk_json_int(j, "sleeps", (int64_t)s->sleeps);
+    mk_json_end(j);
+}
+
 static int write_json(const struct run *r)
 {
     struct mk_json j;
@@ -318,14 +371,17 @@ static int write_json(const struct run *r)
     mk_json_text(&j, "bench", "net");
     mk_json_text(&j, "provider", net_raw_provider());
     mk_json_int(&j, "pairs", r->o->pairs);
+    mk_json_int(&j, "rounds_of_a_pair", r->o->rounds);
     mk_json_int(&j, "window", NET_WINDOW);
     mk_json_int(&j, "batch", r->p.s.batch);
-    mk_json_int(&j, "runs", r->runs);
-    mk_json_int(&j, "disturbed", r->disturbed);
+    mk_json_bool(&j, "null", r->o->null);
+    mk_json_int(&j, "rounds", r->n.rounds);
+    mk_json_int(&j, "disturbed", r->n.disturbed);
+    mk_json_int(&j, "pairs_disturbed", r->n.lone);
     bench_json_machine(&j);
     mk_json_array(&j, "rows");
     for (int i = 0; i < r->nrows; i++)
-        json_row(&j, &r->row[i], "raw", "engine", true);
+        json_row(&j, &r->row[i], "raw", r->o->null ? "raw_again" : "engine", !r->o->null);
     mk_json_end(&j);
     const int nproxy = wanted(r, "proxy") ? 3 : 0;
     mk_json_array(&j, "proxy");
@@ -333,20 +389,8 @@ static int write_json(const struct run *r)
         json_row(&j, &r->proxy[i], "batch1", "batch8", false);
     mk_json_end(&j);
     mk_json_array(&j, "proxy_stats");
-    for (int k = 0; nproxy && k < 2; k++) {
-        const struct mk_proxy_stats *s = &r->stats[k];
-        mk_json_object_flat(&j, NULL);
-        mk_json_int(&j, "batch", k ? 8 : 1);
-        mk_json_int(&j, "commands", (int64_t)s->commands);
-        mk_json_int(&j, "batches", (int64_t)s->batches);
-        mk_json_array(&j, "fill");
-        for (int i = 0; i < 9; i++)
-            mk_json_int(&j, NULL, (int64_t)s->fill[i]);
-        mk_json_end(&j);
-        mk_json_int(&j, "window_waits", (int64_t)s->window_waits);
-        mk_json_int(&j, "sleeps", (int64_t)s->sleeps);
-        mk_json_end(&j);
-    }
+    for (int k = 0; nproxy && k < 2; k++)
+        json_stats(&j, k ? 8 : 1, &r->stats[k]);
     mk_json_end(&j);
     mk_json_end(&j);
     return mk_json_close(&j);
@@ -378,7 +422,9 @@ static int parse(struct options *o, int argc, char **argv)
         {"json", required_argument, NULL, 'j'},
         {"sizes", required_argument, NULL, 's'},
         {"pairs", required_argument, NULL, 'n'},
+        {"rounds", required_argument, NULL, 'r'},
         {"only", required_argument, NULL, 'o'},
+        {"null", no_argument, NULL, '0'},
         {"help", no_argument, NULL, 'h'},
         {NULL, 0, NULL, 0},
     };
@@ -396,16 +442,24 @@ static int parse(struct options *o, int argc, char **argv)
             return mk_cli_usage("--pairs: an odd number up to %d", BENCH_SAMPLES);
         else if (c == 'n')
             o->pairs = (int)v;
+        else if (c == 'r' && !mk_cli_number(optarg, 1, 64, &v))
+            return mk_cli_usage("--rounds: a number up to 64");
+        else if (c == 'r')
+            o->rounds = (int)v;
         else if (c == 'o' && strcmp(optarg, "bandwidth") && strcmp(optarg, "latency") &&
                  strcmp(optarg, "rate") && strcmp(optarg, "proxy"))
             return mk_cli_usage("--only: bandwidth, latency, rate or proxy");
         else if (c == 'o')
             o->only = optarg;
+        else if (c == '0')
+            o->null = true;
         else if (c == 'h')
             return mk_cli_print(help) ? MK_EXIT_FAILED : -1;
         else if (c == ':' || c == '?')
             return mk_cli_bad_option(c, argv);
     }
+    if (o->null && o->only && !strcmp(o->only, "proxy"))
+        return mk_cli_usage("--null is about the rows against raw, not about --only proxy");
     return optind < argc ? mk_cli_usage("mkbench net takes no argument: %s", argv[optind]) : 0;
 }
 
@@ -437,7 +491,8 @@ static int settle(struct run *r, const struct options *o)
 
 int bench_net(int argc, char **argv)
 {
-    static struct options o = {.pairs = 11, .nsizes = 4, .size = {64u << 10, 256u << 10, 1u << 20, 4u << 20}};
+    static struct options o = {
+        .pairs = 11, .rounds = 8, .nsizes = 4, .size = {64u << 10, 256u << 10, 1u << 20, 4u << 20}};
     static struct run r;
     int fds[2], status = 0;
     int ret = parse(&o, argc, argv);

@@ -5,7 +5,7 @@
 # has every row with both sides in it.
 bench=$1 provider=$2 file=$3
 rm -f "$file"
-text=$("$bench" net --provider "$provider" --pairs 1 --sizes 64K,1M --json "$file" 2>&1)
+text=$("$bench" net --provider "$provider" --pairs 1 --rounds 1 --sizes 64K,1M --json "$file" 2>&1)
 status=$?
 case $text in *"not on this machine"*)
     echo "skip: bench.net: provider $provider is not here"
@@ -22,7 +22,7 @@ for side in raw engine batch1 batch8; do
     fi
     grep -q "\"$side\": {\"median\": [0-9]" "$file" || { echo "no figure of $side"; exit 1; }
 done
-for wrong in "--pairs 2" "--sizes 5M" "--sizes x" "--only nothing" "extra" "--provider"; do
+for wrong in "--pairs 2" "--rounds 0" "--null --only proxy" "--sizes 5M" "--sizes x" "--only nothing" "extra" "--provider"; do
     # shellcheck disable=SC2086
     "$bench" net $wrong >/dev/null 2>&1
     [ $? -eq 2 ] || { echo "mkbench net $wrong: not exit 2"; exit 1; }
