@@ -93,8 +93,10 @@ static int await_all(struct mk_boot *b, uint64_t deadline)
 static int join(struct mk_boot *b, const char *host, const char *port, const struct mk_boot_where *at,
                 uint64_t deadline, struct mk_boot **out)
 {
-    b->wake_fd = mk_boot_fd_event();
-    int ret = b->wake_fd < 0 ? mk_fail(MK_ERR_SYSTEM, "NET", "eventfd: %s", strerror(errno)) : 0;
+    /* before the descriptors are used up: without it the ranks of this host would take each other for strangers */
+    int ret = mk_host_id() ? 0 : MK_ERR_SYSTEM;
+    if (!ret && (b->wake_fd = mk_boot_fd_event()) < 0)
+        ret = mk_fail(MK_ERR_SYSTEM, "NET", "eventfd: %s", strerror(errno));
     if (!ret)
         ret = mk_boot_dial(b, host, port, at, deadline);
     if (!ret)

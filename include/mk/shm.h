@@ -28,7 +28,7 @@ int mk_shm_import(const struct mk_shm_ref *ref, struct mk_shm *out);
 void mk_shm_release(struct mk_shm *shm); /* unmap, close; zeroes *shm; NULL addr is allowed */
 
 /* The boot id of this host and the name space of its PIDs, hashed: equal for processes that can import from each
- * other. */
+ * other. 0: it cannot be told, mk_last_error() says why; after a success it can always be told. */
 uint64_t mk_host_id(void);
 
 /* Bell (in shared memory): `seq` counts rings, `sleepers` who waits. Ring after the data was published.

@@ -186,6 +186,8 @@ static int ofi_open(const struct mk_settings *s, struct mk_dev **out)
     d->base.ops = &mk_ofi_ops;
     d->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     int ret = d->wake_fd < 0 ? mk_fail(MK_ERR_SYSTEM, "NET", "ofi: eventfd: %s", strerror(errno)) : 0;
+    if (!ret && !(d->host = mk_host_id()))
+        ret = MK_ERR_SYSTEM;
     if (!ret)
         ret = mk_ofi_lib_get(&d->lib);
     if (!ret)
@@ -200,7 +202,6 @@ static int ofi_open(const struct mk_settings *s, struct mk_dev **out)
         mk_ofi_destroy(d);
         return ret;
     }
-    d->host = mk_host_id();
     /* keys that we choose are not to be guessed by a stranger's old message */
     if (getrandom(&d->next_key, 4, GRND_NONBLOCK) != 4)
         d->next_key = mk_time_ns() & 0xffffffffu;

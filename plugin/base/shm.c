@@ -95,23 +95,40 @@ static uint64_t hash_bytes(uint64_t h, const void *p, size_t n)
     return h;
 }
 
+/* The hash of the boot id, kept: whoever asks later needs no descriptor. 0: it cannot be read. */
+static uint64_t boot_hash(void)
+{
+    static const char path[] = "/proc/sys/kernel/random/boot_id";
+    static uint64_t kept;
+    uint64_t h = __atomic_load_n(&kept, __ATOMIC_ACQUIRE);
+    char text[64];
+    if (h)
+        return h;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    const ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof(text));
+    if (n <= 0)
+        mk_fail(MK_ERR_SYSTEM, "BASE", "which host this is cannot be told: %s: %s", path,
+                n ? strerror(errno) : "empty");
+    else
+        h = hash_bytes(0xcbf29ce484222325ull, text, (size_t)n);
+    if (fd >= 0)
+        close(fd);
+    __atomic_store_n(&kept, h, __ATOMIC_RELEASE);
+    return h;
+}
+
 uint64_t mk_host_id(void)
 {
-    uint64_t h = 0xcbf29ce484222325ull;
+    uint64_t h = boot_hash();
     char text[256];
-    const int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-    if (fd >= 0) {
-        const ssize_t n = read(fd, text, sizeof(text));
-        if (n > 0)
-            h = hash_bytes(h, text, (size_t)n);
-        close(fd);
-    }
+    if (!h)
+        return 0;
     const ssize_t n = readlink("/proc/self/ns/pid", text, sizeof(text));
     if (n > 0)
         h = hash_bytes(h, text, (size_t)n);
     if (!gethostname(text, sizeof(text)))
         h = hash_bytes(h, text, strnlen(text, sizeof(text)));
-    return h;
+    return h ? h : 1;
 }
 
 void mk_bell_ring(struct mk_bell *b)

@@ -390,7 +390,14 @@ static void running_out_of_descriptors_is_an_error(void **state)
             if (j->r[r].status > 1 || j->r[r].status < 0 || (j->r[r].code && !j->r[r].text[0]))
                 fail_msg("%d descriptors: rank %d status %d code %d: %s", limit, r, j->r[r].status,
                          j->r[r].code, j->r[r].text);
+            if (strstr(j->r[r].text, "hosts differ") || strstr(j->r[r].text, "another host"))
+                fail_msg("%d descriptors: rank %d takes this host for another one: %s", limit, r,
+                         j->r[r].text);
         }
+        /* libfabric says EIO where it runs out of them */
+        if (j->r[p.who].code && !strstr(j->r[p.who].text, strerror(EMFILE)) &&
+            strncmp(j->r[p.who].text, "ofi: ", 5) != 0)
+            fail_msg("%d descriptors: rank %d does not name the cause: %s", limit, p.who, j->r[p.who].text);
         well += good == 4;
         if (good && good < 4)
             fail_msg("%d descriptors: %d of 4 ranks succeeded", limit, good);
