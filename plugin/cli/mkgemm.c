@@ -148,6 +148,15 @@ static int take_option(struct mkgemm_options *o, int c, char *const *argv)
     }
 }
 
+/* A picture or events? The name says it. */
+static int check_timeline(const char *path)
+{
+    const char *dot = strrchr(path, '.');
+    if (dot && (!strcmp(dot, ".svg") || !strcmp(dot, ".json")))
+        return 0;
+    return mk_cli_usage("--timeline %s is neither FILE.svg nor FILE.json", path);
+}
+
 static int check_options(const struct mkgemm_options *o)
 {
     if (!o->a || !o->b)
@@ -159,7 +168,7 @@ static int check_options(const struct mkgemm_options *o)
     }
     if (!o->out && !o->verify && !o->timeline && !o->json)
         return mk_cli_usage("--out is missing");
-    return 0;
+    return o->timeline ? check_timeline(o->timeline) : 0;
 }
 
 static int parse(struct mkgemm_options *o, int argc, char **argv)
@@ -229,7 +238,7 @@ static int look_at_files(struct mkgemm *g)
     for (size_t i = 0; i < 3 && !g->rank; i++)
         if (outputs[i] && mk_out_check(outputs[i]))
             return MK_EXIT_FAILED;
-    return 0;
+    return !g->rank && g->o.out && mkgemm_room(g) ? MK_EXIT_FAILED : 0;
 }
 
 /* With the communicator. */

@@ -72,6 +72,8 @@ void mkgemm_close(struct mkgemm *g);
 int mkgemm_load(const struct mkgemm *g, const struct mk_npy *f, int64_t k0, int64_t kn, float *out);
 /* This rank's slices, C and the scratch. */
 int mkgemm_load_slices(struct mkgemm *g);
+/* Is there room for C? */
+int mkgemm_room(const struct mkgemm *g);
 int mkgemm_write_c(const struct mkgemm *g);
 float mkgemm_element(const struct mkgemm *g, const void *p, int64_t i);
 

@@ -13,6 +13,18 @@ const char *mkgemm_dtype_name(mk_dtype_t t)
     return t == MK_FLOAT32 ? "fp32" : t == MK_BFLOAT16 ? "bf16" : "fp16";
 }
 
+/* Bytes of the file of a matrix. */
+static int file_size(const char *path, enum mk_npy_type type, int64_t rows, int64_t cols, uint64_t *bytes)
+{
+    int64_t b;
+    if (__builtin_mul_overflow(rows, cols, &b) ||
+        __builtin_mul_overflow(b, (int64_t)mk_npy_type_size(type), &b) || b > INT64_MAX / 2)
+        return mk_fail_quiet(MK_ERR_INVALID, "%s: %lld x %lld elements are more than a file can hold", path,
+                             (long long)rows, (long long)cols);
+    *bytes = (uint64_t)b + MK_NPY_FORMAT;
+    return 0;
+}
+
 /* One random matrix, written in pieces. */
 static int make_one(const char *path, enum mk_npy_type type, int64_t rows, int64_t cols, uint64_t seed,
                     uint64_t stream)
@@ -21,10 +33,7 @@ static int make_one(const char *path, enum mk_npy_type type, int64_t rows, int64
     static float piece[PIECE];
     static uint16_t half[PIECE];
     struct mk_out o;
-    int64_t count, bytes;
-    if (__builtin_mul_overflow(rows, cols, &count) || __builtin_mul_overflow(count, 4, &bytes))
-        return mk_fail_quiet(MK_ERR_INVALID, "%s: %lld x %lld elements are more than a file can hold", path,
-                             (long long)rows, (long long)cols);
+    const int64_t count = rows * cols;
     const int ret = mk_npy_create(&o, path, type, rows, cols);
     if (ret)
         return ret;
@@ -43,11 +52,18 @@ int mkgemm_make(const struct mkgemm_options *o)
 {
     const enum mk_npy_type type = o->dtype == MK_BFLOAT16 ? MK_NPY_BF16 : MK_NPY_F4;
     const bool at = o->layout == MK_NT, bt = o->layout != MK_TN;
-    const int ret =
-        make_one(o->a, type, at ? o->make_k : o->make_m, at ? o->make_m : o->make_k, (uint64_t)o->seed, 0);
-    if (ret)
-        return ret;
-    return make_one(o->b, type, bt ? o->make_k : o->make_n, bt ? o->make_n : o->make_k, (uint64_t)o->seed, 1);
+    const char *const path[] = {o->a, o->b};
+    const int64_t rows[] = {at ? o->make_k : o->make_m, bt ? o->make_k : o->make_n};
+    const int64_t cols[] = {at ? o->make_m : o->make_k, bt ? o->make_n : o->make_k};
+    uint64_t bytes[2];
+    int ret = 0;
+    for (int i = 0; i < 2 && !ret; i++)
+        ret = file_size(path[i], type, rows[i], cols[i], &bytes[i]);
+    if (!ret)
+        ret = mk_out_room(path, bytes, 2);
+    for (int i = 0; i < 2 && !ret; i++)
+        ret = make_one(path[i], type, rows[i], cols[i], (uint64_t)o->seed, (uint64_t)i);
+    return ret;
 }
 
 static int check_shapes(struct mkgemm *g)
@@ -161,6 +177,14 @@ int mkgemm_load_slices(struct mkgemm *g)
     memset(g->c, 0xff, bytes); /* NaN: what is not written shows */
     memset(g->scratch, 0xff, bytes);
     return 0;
+}
+
+int mkgemm_room(const struct mkgemm *g)
+{
+    uint64_t bytes;
+    const enum mk_npy_type type = g->dtype == MK_BFLOAT16 ? MK_NPY_BF16 : MK_NPY_F4;
+    const int ret = file_size(g->o.out, type, g->m, g->n, &bytes);
+    return ret ? ret : mk_out_room(&g->o.out, &bytes, 1);
 }
 
 int mkgemm_write_c(const struct mkgemm *g)

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 /* The unfinished file, for the signal handler: the path is complete before `armed` is set. One file at a
@@ -109,6 +110,53 @@ int mk_out_check(const char *path)
     if (!ret)
         mk_out_cancel(&o);
     return ret;
+}
+
+/* The file system that a file at `path` would be on, and its free bytes: UINT64_MAX for what is no regular file, and
+ * where the file system does not say. */
+static int room_at(const char *path, dev_t *dev, uint64_t *bytes)
+{
+    char dir[PATH_MAX];
+    struct stat st;
+    struct statvfs fs;
+    const int ret = resolve(path, dir);
+    if (ret)
+        return ret;
+    *bytes = UINT64_MAX;
+    *dev = 0;
+    if (!stat(dir, &st) && !S_ISREG(st.st_mode))
+        return 0;
+    char *slash = strrchr(dir, '/');
+    if (!slash)
+        snprintf(dir, sizeof(dir), ".");
+    else
+        slash[slash == dir] = 0;
+    if (stat(dir, &st) || statvfs(dir, &fs))
+        return mk_fail_quiet(MK_ERR_SYSTEM, "%s: %s", path, strerror(errno));
+    *dev = st.st_dev;
+    if (fs.f_blocks)
+        *bytes = (uint64_t)(geteuid() ? fs.f_bavail : fs.f_bfree) * fs.f_frsize;
+    return 0;
+}
+
+int mk_out_room(const char *const *path, const uint64_t *bytes, int n)
+{
+    enum { FILES = 4 };
+    dev_t dev[FILES];
+    if (n > FILES)
+        return mk_fail_quiet(MK_ERR_INTERNAL, "%d files at a time", n);
+    for (int i = 0; i < n; i++) {
+        uint64_t room, need = bytes[i];
+        const int ret = room_at(path[i], &dev[i], &room);
+        if (ret)
+            return ret;
+        for (int k = 0; k < i; k++)
+            need += dev[k] == dev[i] ? bytes[k] : 0;
+        if (need > room)
+            return mk_fail_quiet(MK_ERR_SYSTEM, "%s: disk full: %.1f MB needed, %.1f MB free", path[i],
+                                 (double)need * 1e-6, (double)room * 1e-6);
+    }
+    return 0;
 }
 
 /* 0 or errno. Pipes and devices have nothing to sync. */

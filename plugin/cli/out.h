@@ -5,6 +5,7 @@
  * link is followed. SIGINT, SIGTERM and SIGHUP remove the unfinished file. */
 #pragma once
 #include <limits.h>
+#include <stdint.h>
 #include <stdio.h>
 
 struct mk_out {
@@ -17,6 +18,9 @@ struct mk_out {
 int mk_out_open(struct mk_out *o, const char *path);
 /* Can a file be made there? Leaves nothing behind. */
 int mk_out_check(const char *path);
+/* Is there room for n files of these sizes beside each other? SYSTEM: no (or it cannot be asked); the sentence
+ * names the path, what is needed and what is free. Places that are no regular files need none. */
+int mk_out_room(const char *const *path, const uint64_t *bytes, int n);
 /* Ends the file. On any error (disk full, ...) nothing is left of it. */
 int mk_out_commit(struct mk_out *o);
 /* Gives it up; also after a failed open or a commit. */

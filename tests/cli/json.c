@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 #include <cmocka.h>
 
@@ -195,12 +196,36 @@ static void replace(void **state)
     assert_int_equal(unlink("link") | unlink("real"), 0);
 }
 
+/* Of files beside each other the room of all counts; what is no file, or on another file system, needs none here. */
+static void room(void **state)
+{
+    (void)state;
+    struct statvfs fs;
+    assert_int_equal(statvfs(".", &fs), 0);
+    const uint64_t avail = (uint64_t)fs.f_bfree * fs.f_frsize; /* others may write: far from the edge */
+    const char *const two[] = {"one", "two"}, *const none[] = {"one", "/dev/null"};
+    const char *const lost[] = {"no/such/dir/x"};
+    const uint64_t half[] = {avail / 10 * 4, avail / 10 * 4}, most[] = {avail / 10 * 8, avail / 10 * 8};
+    const uint64_t much[] = {1, avail / 10 * 16};
+    if (fs.f_bavail < fs.f_bfree / 10 * 9)
+        skip(); /* an eighth of it and more is reserved */
+    assert_int_equal(mk_out_room(two, half, 2), 0);
+    assert_int_equal(mk_out_room(two, most, 1), 0);
+    assert_int_equal(mk_out_room(none, most, 2), 0);
+    assert_int_equal(mk_out_room(two, most, 2), MK_ERR_SYSTEM);
+    assert_ptr_equal(strstr(mk_last_error(), "two: disk full: "), mk_last_error());
+    assert_int_equal(mk_out_room(two, much, 2), MK_ERR_SYSTEM);
+    assert_int_equal(mk_out_room(lost, half, 1), MK_ERR_SYSTEM);
+    assert_string_equal(mk_last_error(), "no/such/dir/x: No such file or directory");
+    assert_int_not_equal(access("one", F_OK), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nesting),       cmocka_unit_test(escapes),   cmocka_unit_test(numbers),
         cmocka_unit_test(wrong_nesting), cmocka_unit_test(disk_full), cmocka_unit_test(unwritable),
-        cmocka_unit_test(replace),
+        cmocka_unit_test(replace),       cmocka_unit_test(room),
     };
     return cmocka_run_group_tests(tests, make_dir, remove_dir);
 }

@@ -123,6 +123,11 @@ test_make() {
     [ -s A.npy ] && [ -s B.npy ] || fail "nothing made under mkrun"
     run --make 3,3,3 --a /dev/full --b B.npy; want_rc 1; want_in err '/dev/full: No space left'
     run --make 1000000000000,1,1000000000000 --a X.npy --b Y.npy; want_rc 1; want_in err 'more than a file can hold'; [ ! -e X.npy ] || fail "X.npy is left"
+    for shape in 1000000000,1,1000000000 1,1000000000,1000000000; do
+        run --make $shape --a X.npy --b Y.npy; want_rc 1; want_in err '[XY].npy: disk full: 4[0-9]*.0 MB needed'
+        one_complaint 'disk full'
+        [ ! -e X.npy ] && [ ! -e Y.npy ] || fail "a matrix was begun that has no room"
+    done
 }
 
 test_usage() {
@@ -147,8 +152,12 @@ test_usage() {
     try --make 1,-2,3 --a A.npy --b B.npy
     try --a A.npy --b B.npy --out C.npy --json ./A.npy; want_in err 'same file'
     try --a A.npy --b B.npy --out C.npy --json C.npy;   want_in err 'same file'
-    ln -s B.npy link
-    try --a A.npy --b B.npy --verify --timeline link;   want_in err 'same file'
+    ln -s B.npy link.svg
+    try --a A.npy --b B.npy --verify --timeline link.svg; want_in err 'same file'
+    for name in t.bmp t .svg/t svg t.svg.gz t.SVG; do
+        try --a A.npy --b B.npy --out C.npy --timeline $name
+        want_in err "--timeline $name is neither FILE.svg nor FILE.json"
+    done
     try --make 1,2,3 --a A.npy --b A.npy;               want_in err 'same file'
     MK_CHUNKS=1 try --a A.npy --b B.npy --out C.npy;    want_in err 'unknown setting MK_CHUNKS'
     MK_CHUNK=x try --a A.npy --b B.npy --out C.npy;     want_in err 'MK_CHUNK=x'
