@@ -277,8 +277,11 @@ static void reap_all(struct mk_p2p *p)
 int mk_p2p_progress(struct mk_p2p *p)
 {
     const int ret = mk_engine_progress(p->e);
-    if (p->closing && ++p->rounds % REAP_EVERY == 0)
-        reap_all(p);
+    if (++p->rounds % REAP_EVERY == 0) {
+        mk_p2p_stops(p);
+        if (p->closing)
+            reap_all(p);
+    }
     return ret;
 }
 
@@ -316,6 +319,8 @@ void mk_p2p_comm_close(struct mk_p2p_comm *c)
         p->closing = c;
         if (c->l)
             c->l->quiet = true;
+        if (mk_p2p_uses(c, NULL))
+            mk_p2p_stop(c, NULL);
         mrs_free(c);
         reap_all(p);
         see_off(p, c);
@@ -391,21 +396,6 @@ int mk_p2p_reg(struct mk_p2p_comm *c, void *addr, size_t len, struct mk_p2p_mr *
     return ret;
 }
 
-/* Does something under way use it? */
-static bool in_use(const struct mk_p2p_comm *c, const struct mk_p2p_mr *m)
-{
-    for (int i = 0; c->tx && i < MK_P2P_SENDS; i++) {
-        const struct mk_p2p_send *s = &c->tx->req[i];
-        if (s->mr == m && (s->base.left || s->waiting))
-            return true;
-    }
-    for (const struct mk_p2p_req *q = c->rx ? c->rx->open_first : NULL; q; q = q->next)
-        for (int i = 0; i < q->n; i++)
-            if (((const struct mk_p2p_recv *)q)->sub[i].mr == m)
-                return true;
-    return false;
-}
-
 /* The peer keeps what it imported by number: they are given out again, and stay few. */
 static void spare_number(struct mk_p2p_comm *c, uint32_t number)
 {
@@ -431,12 +421,10 @@ void mk_p2p_dereg(struct mk_p2p_comm *c, struct mk_p2p_mr *m)
         at = &(*at)->next;
     if (*at) {
         *at = m->next;
-        if (!c->error && in_use(c, m)) {
+        if (mk_p2p_uses(c, m)) {
             MK_INFO("NET", "memory of messages under way to or from %s was deregistered: they are dropped",
                     c->name);
-            c->error = mk_fail_quiet(MK_ERR_ABORTED, "memory in use was deregistered");
-            mk_link_close(c->l);
-            c->l = NULL;
+            mk_p2p_stop(c, m);
         }
         spare_number(c, m->number);
         mr_free(m);

@@ -6,6 +6,7 @@
  *   p2p_dev.c     the device: opening, properties, limits
  *   p2p_send.c    the sending half: matching, eager and direct writes
  *   p2p_recv.c    the receiving half: announcing, matching, completion
+ *   p2p_stop.c    memory that is taken back while messages use it
  *   p2p_meet.c    listen, connect, accept: the state machines
  *   p2p_sock.c    their sockets
  *   p2p_life.c    witnesses: one TCP connection a peer process, whose end says that it is gone */
@@ -176,6 +177,7 @@ struct mk_p2p_comm {
     uint64_t gone_ns;
     unsigned looks;
     bool closed, fin_sent, fin_done, greeted;
+    bool stopped;     /* the peer writes nothing more here (receiver); it was told so (sender) */
     unsigned control; /* puts of our own under way */
     unsigned lingers; /* looks at the closed comm since its link broke */
 };
@@ -195,6 +197,7 @@ struct mk_p2p {
     struct mk_p2p_listener *listeners;
     struct mk_p2p_witness *witnesses;
     uint64_t hurry_ns; /* until then nobody waits for good-byes */
+    uint64_t rush_ns;  /* nor for peers to stop writing */
     unsigned rounds;   /* of progress */
     unsigned refused;  /* log lines about strangers */
 };
@@ -227,6 +230,14 @@ int mk_p2p_tag_next(struct mk_p2p_tags *t, int tag, uint32_t **next);
 int mk_p2p_tx_progress(struct mk_p2p_comm *c);
 void mk_p2p_tx_done(struct mk_p2p_comm *c, uint64_t index, int status);
 int mk_p2p_rx_progress(struct mk_p2p_comm *c, struct mk_p2p_recv *r);
+
+/* p2p_stop.c */
+/* Does something under way use m? NULL: any memory. */
+bool mk_p2p_uses(const struct mk_p2p_comm *c, const struct mk_p2p_mr *m);
+/* Ends what uses m (NULL: any), with the comm: afterwards nobody reads or writes that memory. */
+void mk_p2p_stop(struct mk_p2p_comm *c, const struct mk_p2p_mr *m);
+/* Senders answer receivers that want their memory back. */
+void mk_p2p_stops(struct mk_p2p *p);
 
 /* p2p_life.c */
 struct mk_p2p_witness *mk_p2p_witness_find(struct mk_p2p *p, uint64_t token,

@@ -19,7 +19,7 @@
 
 /* As bytes: 89 'm' 'K' 'n' 'e' 't' 0d 0a. */
 #define MK_P2P_MAGIC 0x0a0d74656e4b6d89ull
-#define MK_P2P_VERSION 1u
+#define MK_P2P_VERSION 2u
 #define MK_P2P_PLUGIN "mKernel"
 
 #define MK_P2P_MAIL 64u                /* receives announced at a time */
@@ -78,16 +78,18 @@ struct mk_p2p_reply {
     struct mk_p2p_side side;
 };
 
-enum { /* notes of the sender's side; LIFE: 1 connected, 2 closed */
+enum { /* notes of the sender's side; LIFE: 1 connected, 2 closed; STOP: the receiver wants its memory back */
        MK_P2P_SEND_CREDIT = MK_P2P_MAIL,
        MK_P2P_SEND_LIFE,
+       MK_P2P_SEND_STOP,
        MK_P2P_SEND_NOTES
 };
-enum { /* of the receiver's: eager slots, then three a mail slot, then LIFE */
+enum { /* of the receiver's: eager slots, then three a mail slot, then LIFE; STOPPED: nothing is written any more */
        MK_P2P_RECV_FULL = MK_P2P_EAGER_SLOTS,
        MK_P2P_RECV_PART = MK_P2P_RECV_FULL + MK_P2P_MAIL,
        MK_P2P_RECV_SIZE = MK_P2P_RECV_PART + MK_P2P_MAIL,
        MK_P2P_RECV_LIFE = MK_P2P_RECV_SIZE + MK_P2P_MAIL,
+       MK_P2P_RECV_STOPPED,
        MK_P2P_RECV_NOTES
 };
 

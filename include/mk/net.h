@@ -38,6 +38,8 @@ struct mk_caps {
     bool delivery_complete; /* local completion can mean: visible at the target */
     bool
         shm_only; /* peers can write only memory that lies in a memfd (mk_engine_reg with shm), or on a GPU */
+    /* what is under way goes on after a deregistration: memory must be quiet before it */
+    bool late_writes;
     bool gpu_memory; /* mk_engine_reg takes pointers to GPU memory (without shm) */
     bool dmabuf;
     unsigned immediate_bits; /* 0 or >= 32 */

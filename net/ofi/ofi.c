@@ -167,6 +167,8 @@ static void fill_caps(bool delivery, struct mk_ofi_dev *d)
     /* shm (libfabric 1.17) has one write with FI_DELIVERY_COMPLETE under way to a peer at a time, and one of no bytes
      * never ends. Its plain completion means that the source has been read: what is left stands in the peer's memory. */
     caps->delivery_complete = delivery && strcmp(caps->provider, "shm");
+    /* Software providers look a key up when a write begins, and then go on writing; only cards take it back. */
+    caps->late_writes = strcmp(caps->provider, "efa") && strncmp(caps->provider, "verbs", 5);
     caps->immediate_bits = i->domain_attr->cq_data_size >= 4 ? 32 : 0;
     caps->max_batch = 64;
     caps->depth = i->tx_attr->size < MK_OFI_DEPTH ? (unsigned)i->tx_attr->size : MK_OFI_DEPTH;

@@ -13,6 +13,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -288,6 +289,50 @@ static int taken_away(struct half *h)
     return half_step(h);
 }
 
+/* Memory that is taken back while a message is being written into it is not written any more, whatever the network
+ * still has of that message. Nor is a source read any more: what the peer gets is the message, or nothing. */
+static int late_write(struct half *h)
+{
+    const size_t n = HALF_BYTES / 2;
+    for (int round = 0; round < 4; round++) {
+        struct mk_p2p_req *s, *r;
+        bool done = false;
+        CHECK_OK(half_join(h));
+        memset(h->mem, 0x77, n);
+        memset(half_in(h), 0x11, n);
+        CHECK_OK(half_step(h));
+        uint8_t *mem = h->mem, *in = half_in(h);
+        if (h->who) {
+            CHECK_OK(post_send(h->tx, mem, n, 0, h->tx_mr, &s));
+            int ret = 0;
+            while (!done && !ret)
+                ret = mk_p2p_test(s, &done, NULL);
+            CHECK(!ret || ret == MK_ERR_ABORTED || lost(ret));
+        } else {
+            CHECK_OK(post_recv(h->rx, in, n, 0, h->rx_mr, &r));
+            const uint64_t end = mk_time_ns() + 10000000000ull;
+            while (__atomic_load_n(&in[n / 4 * (size_t)round], __ATOMIC_RELAXED) != 0x77 && !done) {
+                CHECK_OK(mk_p2p_test(r, &done, NULL));
+                CHECK(mk_time_ns() < end);
+            }
+            mk_p2p_dereg(h->rx, h->rx_mr);
+            memset(in, 0x3c, n);
+        }
+        half_part(h);
+        h->mem = NULL;
+        CHECK_OK(half_join(h)); /* the same devices go on */
+        CHECK_OK(post_send(h->tx, h->mem, 50000, 0, h->tx_mr, &s));
+        CHECK_OK(post_recv(h->rx, half_in(h), 50000, 0, h->rx_mr, &r));
+        CHECK_OK(finish_two(s, r, NULL));
+        for (size_t i = 0; !h->who && i < n; i++)
+            CHECK(in[i] == 0x3c);
+        munmap(mem, HALF_BYTES);
+        half_part(h);
+        CHECK_OK(half_step(h));
+    }
+    return 0;
+}
+
 /* ---- lies ---- */
 
 static int put(struct mk_p2p_comm *c, uint64_t from, uint32_t len, uint64_t to, uint32_t note)
@@ -475,6 +520,7 @@ CASE(last_words, 1)
 CASE(killed_receiver, 0)
 CASE(killed_parent, 0)
 CASE(taken_away, 1)
+CASE(late_write, 1)
 CASE(lie_place, 1)
 CASE(lie_wrap, 1)
 CASE(lie_count, 1)
@@ -492,11 +538,12 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_mismatch),        cmocka_unit_test(test_too_small),
         cmocka_unit_test(test_close_in_flight), cmocka_unit_test(test_last_words),
         cmocka_unit_test(test_killed_receiver), cmocka_unit_test(test_killed_parent),
-        cmocka_unit_test(test_taken_away),      cmocka_unit_test(test_lie_place),
-        cmocka_unit_test(test_lie_wrap),        cmocka_unit_test(test_lie_count),
-        cmocka_unit_test(test_lie_none),        cmocka_unit_test(test_lie_memory),
-        cmocka_unit_test(test_lie_small),       cmocka_unit_test(test_lie_size),
-        cmocka_unit_test(test_no_files),        cmocka_unit_test(test_threads)};
+        cmocka_unit_test(test_taken_away),      cmocka_unit_test(test_late_write),
+        cmocka_unit_test(test_lie_place),       cmocka_unit_test(test_lie_wrap),
+        cmocka_unit_test(test_lie_count),       cmocka_unit_test(test_lie_none),
+        cmocka_unit_test(test_lie_memory),      cmocka_unit_test(test_lie_small),
+        cmocka_unit_test(test_lie_size),        cmocka_unit_test(test_no_files),
+        cmocka_unit_test(test_threads)};
     transport = argc > 1 ? argv[1] : "loop";
     const int missing = transport_missing(transport, "net.p2p_faults");
     if (missing)
