@@ -69,16 +69,6 @@ static void open_device(void)
         return;
     }
     mk_p2p_get_info(device, &info);
-    /* Known fault: over rxm messages were seen with another's size, and a connection hung. Wrong is worse than none. */
-    if (strstr(info.caps->provider, "ofi_rxm")) {
-        MK_WARN("NET",
-                "no network is offered to NCCL: provider %s is not trusted for it yet; MK_OFI_PROVIDER=net "
-                "or tcp is",
-                info.caps->provider);
-        mk_p2p_close(device);
-        device = NULL;
-        return;
-    }
     MK_INFO("NET",
             "device %s: %s, provider %s, interface %s, %d Mb/s; host memory only: %s cannot reach GPU memory "
             "here",
