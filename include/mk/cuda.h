@@ -45,6 +45,18 @@ struct mk_cu_access { /* CUmemAccessDesc */
     struct mk_cu_location location;
     int32_t flags;
 };
+struct mk_cu_plane { /* one end of a CUDA_MEMCPY2D */
+    size_t x, y;
+    int32_t type; /* MK_CU_COPY_* */
+    const void *host;
+    mk_cu_ptr device;
+    void *array;
+    size_t pitch;
+};
+struct mk_cu_copy_2d { /* CUDA_MEMCPY2D */
+    struct mk_cu_plane from, to;
+    size_t width, height;
+};
 
 enum {
     MK_CU_ATTR_SMS = 16,
@@ -75,8 +87,8 @@ enum {
     MK_CU_LOCATION_DEVICE = 1,
     MK_CU_ACCESS_READ_WRITE = 3,
     MK_CU_ALLOC_PINNED = 1,
-    MK_CU_COPY_STREAM_ORDER = 1,
-    MK_CU_COPY_BESIDE_COMPUTE = 1,
+    MK_CU_COPY_HOST = 1, /* CUmemorytype */
+    MK_CU_COPY_DEVICE = 2,
     MK_CU_ATTR_WRITE64 = 122
 };
 
@@ -153,26 +165,15 @@ enum {
     X(event_query, "cuEventQuery", (void *event))                                                            \
     X(event_destroy, "cuEventDestroy_v2", (void *event))                                                     \
     X(copy, "cuMemcpyAsync", (mk_cu_ptr to, mk_cu_ptr from, size_t bytes, void *stream))                     \
+    X(copy_2d, "cuMemcpy2DAsync_v2", (const struct mk_cu_copy_2d *what, void *stream))                       \
     X(copy_to_device, "cuMemcpyHtoD_v2", (mk_cu_ptr to, const void *from, size_t bytes))                     \
     X(copy_to_host, "cuMemcpyDtoH_v2", (void *to, mk_cu_ptr from, size_t bytes))
 
 #define MK_CU_FUNCTIONS(X) MK_CU_KERNELS(X) MK_CU_MEMORY(X)
 
-/* NULL where the driver lacks it. */
-struct mk_cu_copies { /* CUmemcpyAttributes */
-    int32_t order;
-    struct mk_cu_location from, to;
-    uint32_t flags;
-};
-#define MK_CU_OPTIONAL(X)                                                                                    \
-    X(copy_batch, "cuMemcpyBatchAsync_v2",                                                                   \
-      (mk_cu_ptr * to, mk_cu_ptr * from, size_t * bytes, size_t n, struct mk_cu_copies * how,                \
-       size_t * first, size_t nhow, void *stream))
-
 struct mk_cuda {
 #define MK_CU_FIELD(field, symbol, args) int(*field) args;
     MK_CU_FUNCTIONS(MK_CU_FIELD)
-    MK_CU_OPTIONAL(MK_CU_FIELD)
 #undef MK_CU_FIELD
     int version;
 };

@@ -105,7 +105,7 @@ struct nic {
     struct nic_gpu gpu[NIC_GPUS];
     int ngpus, nthreads, nlanes, group_jobs;
     bool write64; /* streams can write words */
-    bool use_batch;
+    bool join;    /* copies in equal steps, in one call */
     bool want_events;
     uint64_t id, host;
     int listen_fd;

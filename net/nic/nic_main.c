@@ -33,8 +33,8 @@ static const char help[] =
     "  --threads N      copy threads, each for a part of the ranks (1 to 8; default: a quarter of the cores, "
     "1 to 4)\n"
     "  --lanes N        streams a rank and GPU (1 to 8, default 4)\n"
-    "  --group N        copies handed to a stream together (1 to 16, default 8)\n"
-    "  --no-batch       one driver call a copy, also where the driver takes several in one\n"
+    "  --group N        copies handed to a stream together (1 to 16, default 16)\n"
+    "  --no-join        one driver call a copy, also where one could do for several\n"
     "  --events         completions by events, also where streams can write words\n"
     "  --help, --version\n";
 
@@ -52,15 +52,15 @@ static bool number(const char *text, int max, int *out)
 static int parse(int argc, char **argv)
 {
     static const struct option options[] = {
-        {"socket", 1, NULL, 's'}, {"threads", 1, NULL, 't'},  {"lanes", 1, NULL, 'l'},
-        {"group", 1, NULL, 'g'},  {"no-batch", 0, NULL, 'b'}, {"events", 0, NULL, 'e'},
-        {"help", 0, NULL, 'h'},   {"version", 0, NULL, 'v'},  {NULL, 0, NULL, 0}};
+        {"socket", 1, NULL, 's'}, {"threads", 1, NULL, 't'}, {"lanes", 1, NULL, 'l'},
+        {"group", 1, NULL, 'g'},  {"no-join", 0, NULL, 'b'}, {"events", 0, NULL, 'e'},
+        {"help", 0, NULL, 'h'},   {"version", 0, NULL, 'v'}, {NULL, 0, NULL, 0}};
     const long cores = sysconf(_SC_NPROCESSORS_ONLN);
     int c, bad = 0;
     nic.nthreads = cores >= 16 ? 4 : cores >= 8 ? (int)cores / 4 : 1;
     nic.nlanes = 4;
-    nic.group_jobs = 8;
-    nic.use_batch = true;
+    nic.group_jobs = 16;
+    nic.join = true;
     while (!bad && (c = getopt_long(argc, argv, "", options, NULL)) != -1) {
         switch (c) {
         case 's':
@@ -76,7 +76,7 @@ static int parse(int argc, char **argv)
             bad = !number(optarg, NIC_GROUP_JOBS, &nic.group_jobs);
             break;
         case 'b':
-            nic.use_batch = false;
+            nic.join = false;
             break;
         case 'e':
             nic.want_events = true;
@@ -129,7 +129,6 @@ static int open_gpus(void)
             nic.write64 = false;
         nic.ngpus++;
     }
-    nic.use_batch = nic.use_batch && nic.cu->copy_batch;
     return 0;
 }
 
@@ -209,7 +208,7 @@ int main(int argc, char **argv)
     }
     if (!ret) {
         MK_INFO("NET", "mknic: %d GPU(s), %d threads, %d lanes, groups of %d%s, completions by %s", nic.ngpus,
-                nic.nthreads, nic.nlanes, nic.group_jobs, nic.use_batch ? ", batched" : "",
+                nic.nthreads, nic.nlanes, nic.group_jobs, nic.join ? ", joined" : "",
                 nic.write64 ? "words" : "events");
         ret = nic_ctl_run();
         unlink(nic.path);

@@ -13,13 +13,9 @@ static char reason[160];
 static const struct {
     const char *symbol;
     size_t offset;
-    bool optional;
 } functions[] = {
-#define ROW(field, symbol, args) {symbol, offsetof(struct mk_cuda, field), false},
+#define ROW(field, symbol, args) {symbol, offsetof(struct mk_cuda, field)},
     MK_CU_FUNCTIONS(ROW)
-#undef ROW
-#define ROW(field, symbol, args) {symbol, offsetof(struct mk_cuda, field), true},
-        MK_CU_OPTIONAL(ROW)
 #undef ROW
 };
 
@@ -33,7 +29,7 @@ static void open_once(void)
     for (size_t i = 0; i < sizeof(functions) / sizeof(functions[0]); i++) {
         void **slot = (void **)((char *)&table + functions[i].offset);
         *slot = dlsym(so, functions[i].symbol);
-        if (!*slot && !functions[i].optional) {
+        if (!*slot) {
             snprintf(reason, sizeof(reason),
                      "the CUDA driver is too old: it lacks %s (12.0 or later is needed)",
                      functions[i].symbol);

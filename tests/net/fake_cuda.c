@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
 /* A libcuda.so.1 for machines without a GPU: two devices whose memory lies in memfds, so that handles work between
- * processes as the real ones do. What streams are given, a thread does later: streams among each other, and the
- * copies of one batch, in random order, so that a completion that is reported too early is found out.
+ * processes as the real ones do. What streams are given, a thread does later: streams among each other in random order,
+ * the rows of one copy backwards, so that a completion that is reported too early is found out.
  *
  * Like the driver: an IPC handle can be open once a process; reserved addresses cannot be touched before
  * cuMemSetAccess; memory made without a handle type cannot be exported. No kernels. */
@@ -150,7 +150,6 @@ static void give(struct stream *s, mk_cu_ptr to, mk_cu_ptr from, size_t bytes, u
 
 #define DECLARE(field, symbol, args) int field args __asm__(symbol) __attribute__((visibility("default")));
 MK_CU_FUNCTIONS(DECLARE)
-MK_CU_OPTIONAL(DECLARE)
 
 int init(unsigned flags)
 {
@@ -603,15 +602,19 @@ int copy(mk_cu_ptr to, mk_cu_ptr from, size_t bytes, void *stream)
     pthread_mutex_unlock(&lock);
     return OK;
 }
-/* The order of the copies of a batch is not defined: last first here. */
-int copy_batch(mk_cu_ptr *to, mk_cu_ptr *from, size_t *bytes, size_t n, struct mk_cu_copies *how,
-               size_t *first, size_t nhow, void *stream)
+static mk_cu_ptr row(const struct mk_cu_plane *p, size_t i)
 {
-    if (!n || !nhow || *first || how->order != MK_CU_COPY_STREAM_ORDER)
+    const mk_cu_ptr base = p->type == MK_CU_COPY_DEVICE ? p->device : (mk_cu_ptr)(uintptr_t)p->host;
+    return base + (p->y + i) * p->pitch + p->x;
+}
+/* In which order the rows go is not defined: the last first here. */
+int copy_2d(const struct mk_cu_copy_2d *c, void *stream)
+{
+    if (c->from.pitch < c->width || c->to.pitch < c->width || !current || !c->width || !c->height)
         return INVALID_VALUE;
     pthread_mutex_lock(&lock);
-    for (size_t i = n; i-- > 0;)
-        give(stream, to[i], from[i], bytes[i], 0);
+    for (size_t i = c->height; i-- > 0;)
+        give(stream, row(&c->to, i), row(&c->from, i), c->width, 0);
     pthread_mutex_unlock(&lock);
     return OK;
 }

@@ -10,4 +10,3 @@
         return 801;                                                                                          \
     }
 MK_CU_FUNCTIONS(STUB)
-MK_CU_OPTIONAL(STUB)

@@ -43,6 +43,7 @@ int nic_start(const char *program, const char *const *options, struct nic_proc *
     out->pid = fork();
     if (!out->pid) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
+        unsetenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"); /* for the ranks, not for it */
         execv(program, (char *const *)(uintptr_t)argv);
         _exit(127);
     }
