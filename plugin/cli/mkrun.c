@@ -16,12 +16,14 @@
 #include <unistd.h>
 
 static const char help[] =
-    "usage: mkrun [--nodes D] [--ranks-per-node G] [--quiet] [--] PROGRAM [ARGS]\n"
+    "usage: mkrun [--nodes D] [--ranks-per-node G] [--gpus-shared] [--quiet] [--] PROGRAM [ARGS]\n"
     "\n"
     "Runs D x G copies of PROGRAM on this machine as the ranks of one job: D nodes of G ranks.\n"
     "\n"
     "  --nodes D           number of nodes, 1 if not given\n"
     "  --ranks-per-node G  ranks on each node, 1 if not given\n"
+    "  --gpus-shared       ranks share the GPUs of this machine: starts and stops the MPS daemon and mknic "
+    "(see below)\n"
     "  --quiet             no messages of mkrun itself\n"
     "  --help, --version\n"
     "\n"
@@ -32,6 +34,14 @@ static const char help[] =
     "With more than one rank each line of output gets the rank in front: \"[2] text\". Rank 0 reads the "
     "standard\n"
     "input unless that is a terminal; the others read nothing.\n"
+    "\n"
+    "--gpus-shared: each rank also gets MK_NIC (mknic moves GPU memory for MK_NET=loop), MK_SHARED_GPU=1, "
+    "the "
+    "directories\n"
+    "of the MPS daemon, and unless it is set already CUDA_MPS_ACTIVE_THREAD_PERCENTAGE (100 / ranks). Both "
+    "are "
+    "ended\n"
+    "with mkrun, whatever ends it.\n"
     "\n"
     "Signals are forwarded to the ranks and all that they started. When a rank fails, the others have "
     "MK_TIMEOUT + 5\n"
@@ -62,9 +72,10 @@ static const int forwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUS
 
 static int parse(struct mkrun *r, int argc, char **argv)
 {
-    static const struct option options[] = {{"nodes", 1, NULL, 'n'},   {"ranks-per-node", 1, NULL, 'g'},
-                                            {"quiet", 0, NULL, 'q'},   {"help", 0, NULL, 'h'},
-                                            {"version", 0, NULL, 'v'}, {NULL, 0, NULL, 0}};
+    static const struct option options[] = {{"nodes", 1, NULL, 'n'}, {"ranks-per-node", 1, NULL, 'g'},
+                                            {"quiet", 0, NULL, 'q'}, {"gpus-shared", 0, NULL, 's'},
+                                            {"help", 0, NULL, 'h'},  {"version", 0, NULL, 'v'},
+                                            {NULL, 0, NULL, 0}};
     long long nodes = 1, per_node = 1;
     int c;
     opterr = 0;
@@ -78,6 +89,9 @@ static int parse(struct mkrun *r, int argc, char **argv)
             if (!mk_cli_number(optarg, 1, MKRUN_MAX_RANKS, &per_node))
                 return mk_cli_usage("--ranks-per-node %s is not a number from 1 to %d", optarg,
                                     MKRUN_MAX_RANKS);
+            break;
+        case 's':
+            r->gpus_shared = true;
             break;
         case 'q':
             r->quiet = true;
@@ -328,9 +342,13 @@ int main(int argc, char **argv)
         free(r.ranks);
         return MK_EXIT_FAILED;
     }
-    ret = open_signals(&r);
+    r.keeper_alive = r.keeper_report = -1;
+    ret = r.gpus_shared ? mkrun_gpus_start(&r) : 0;
+    if (!ret)
+        ret = open_signals(&r);
     if (!ret)
         ret = check_streams(&r, watch(&r));
+    mkrun_gpus_stop(&r);
     mk_lines_close(r.lines);
     free(r.ranks);
     return ret;

@@ -89,6 +89,8 @@ static void set_environment(const struct mkrun *r, int rank)
     set_default("MK_JOB", r->job);
     set_default("MK_IFNAME", "lo");
     set_default("MK_THREADS", threads);
+    if (r->gpus_shared)
+        mkrun_gpus_environment(r);
 }
 
 struct child_ends {
