@@ -139,6 +139,9 @@ static int serve_id(const struct mk_settings *s, uint32_t nranks, struct mk_boot
     w.n = 1;
     w.addr[0] = face.addr;
     w.len[0] = face.len;
+    ret = mk_ports_of(s, &w.ports);
+    if (ret)
+        return ret;
     ret = mk_boot_listen(&w, 0, &bound, &len, &fd);
     if (ret)
         return ret;

@@ -246,16 +246,19 @@ static int socket_new(int family)
     return fd;
 }
 
-static int listen_at(const struct sockaddr *sa, socklen_t len)
+static int listen_at(const struct sockaddr_storage *at, socklen_t len, const struct mk_ports *ports)
 {
+    const struct sockaddr *sa = (const struct sockaddr *)at;
+    const bool any = !mk_boot_addr_port(at);
     const int one = 1;
     const int fd = socket_new(sa->sa_family);
     if (fd < 0)
         return -1;
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+    if (!any)
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
     if (sa->sa_family == AF_INET6)
         setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof(one));
-    if (!bind(fd, sa, len) && !listen(fd, SOMAXCONN))
+    if (!(any ? mk_ports_bind(fd, sa, len, ports) : bind(fd, sa, len)) && !listen(fd, SOMAXCONN))
         return fd;
     const int err = errno;
     mk_boot_fd_close(fd);
@@ -294,7 +297,7 @@ int mk_boot_listen(const struct mk_boot_where *w, uint64_t deadline, struct sock
             if (w->named && w->n == 1 && loopback(&a) && w->len[i] == sizeof(struct sockaddr_in) &&
                 ((struct sockaddr_in *)&a)->sin_addr.s_addr != htonl(INADDR_LOOPBACK))
                 widen(&a);
-            const int fd = listen_at((struct sockaddr *)&a, w->len[i]);
+            const int fd = listen_at(&a, w->len[i], &w->ports);
             if (fd >= 0) {
                 *len = sizeof(*bound);
                 getsockname(fd, (struct sockaddr *)bound, len);

@@ -3,6 +3,7 @@
 /* Sockets of the bootstrap: addresses, listening, connecting, and the table of all its file descriptors, by which
  * a forked child drops its copies (else a dead parent's connections would live on in the child). */
 #pragma once
+#include "ports.h"
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -20,7 +21,8 @@ uint16_t mk_boot_addr_port(const struct sockaddr_storage *a);
 
 struct mk_boot_where {
     int n;
-    bool named; /* host is a name, not a number */
+    bool named;            /* host is a name, not a number */
+    struct mk_ports ports; /* where the address has port 0 */
     struct sockaddr_storage addr[8];
     socklen_t len[8];
 };

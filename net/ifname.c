@@ -8,6 +8,7 @@
 #include <ifaddrs.h>
 #include <netinet/in.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 bool mk_ifname_match(const char *spec, const char *name)
@@ -23,6 +24,27 @@ bool mk_ifname_match(const char *spec, const char *name)
         const size_t n = strcspn(spec, ",");
         listed = n && (exact ? strlen(name) == n && !strncmp(name, spec, n) : !strncmp(name, spec, n));
         spec += n + (spec[n] == ',');
+    }
+    return listed != exclude;
+}
+
+bool mk_hca_match(const char *spec, const char *device, unsigned port)
+{
+    if (!spec || !*spec)
+        return true;
+    const bool exclude = *spec == '^';
+    spec += exclude;
+    const bool exact = *spec == '=';
+    spec += exact;
+    bool listed = false;
+    while (*spec && !listed) {
+        const size_t all = strcspn(spec, ","), n = strcspn(spec, ",:");
+        const unsigned long want = n < all ? strtoul(spec + n + 1, NULL, 10) : 0;
+        listed = n && (exact ? strlen(device) == n && !strncmp(device, spec, n) : !strncmp(device, spec, n));
+        /* of a device that one port is named of, others remain when it is left out */
+        if (want && (port ? want != port : exclude))
+            listed = false;
+        spec += all + (spec[all] == ',');
     }
     return listed != exclude;
 }

@@ -19,6 +19,10 @@ struct mk_ifaddr {
  * "^" before the list: all but these ("^=" both). NULL or "": true for every name. Pure. */
 bool mk_ifname_match(const char *spec, const char *name);
 
+/* The same for an RDMA device and its port: a name in the list may end in ":port". port 0: is any of the device's ports
+ * in it? Pure. */
+bool mk_hca_match(const char *spec, const char *device, unsigned port);
+
 /* The list in force: MK_IFNAME, else NCCL_SOCKET_IFNAME, else NULL. */
 const char *mk_ifname_spec(const struct mk_settings *s);
 

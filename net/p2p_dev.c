@@ -7,6 +7,7 @@
 #include "mk/err.h"
 #include "mk/log.h"
 #include "p2p.h"
+#include "ports.h"
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -116,8 +117,11 @@ int mk_p2p_open(const struct mk_settings *s, struct mk_p2p **out)
     p->token = mk_boot_token();
     if (gethostname(p->host, sizeof(p->host) - 1))
         snprintf(p->host, sizeof(p->host), "an unnamed host");
+    struct mk_ports ports;
     errno = 0;
-    int ret = mk_engine_open(s, &p->e);
+    int ret = mk_ports_of(s, &ports); /* a wrong one is said now, not by the first listener */
+    if (!ret)
+        ret = mk_engine_open(s, &p->e);
     if (ret) {
         mk_p2p_no_files(ret);
         goto free_device;

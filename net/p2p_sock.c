@@ -6,6 +6,7 @@
 #include "ifname.h"
 #include "mk/err.h"
 #include "p2p.h"
+#include "ports.h"
 #include <errno.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -44,17 +45,22 @@ static int to_addr(const struct mk_p2p_handle *h, struct sockaddr_storage *a, so
 int mk_p2p_sock_listen(const struct mk_settings *s, struct mk_p2p_handle *h, int *out)
 {
     struct mk_ifaddr ifa;
+    struct mk_ports ports;
     struct sockaddr_storage a;
     socklen_t len = sizeof(a);
+    int ret = mk_ports_of(s, &ports);
+    if (ret)
+        return ret;
     errno = 0;
-    int ret = mk_ifname_choose(s, &ifa);
+    ret = mk_ifname_choose(s, &ifa);
     if (ret)
         return mk_p2p_no_files(ret);
     const int fd = socket_new(ifa.addr.ss_family);
-    if (fd < 0 || bind(fd, (struct sockaddr *)&ifa.addr, ifa.len) || listen(fd, SOMAXCONN) ||
+    if (fd < 0 || mk_ports_bind(fd, (struct sockaddr *)&ifa.addr, ifa.len, &ports) || listen(fd, SOMAXCONN) ||
         getsockname(fd, (struct sockaddr *)&a, &len)) {
         const int err = errno;
-        ret = mk_fail(MK_ERR_SYSTEM, "NET", "listening on interface %s: %s", ifa.name, strerror(err));
+        ret = mk_fail(MK_ERR_SYSTEM, "NET", "listening on interface %s%s%s: %s", ifa.name,
+                      ports.low ? ", MK_PORTS=" : "", s->ports, strerror(err));
         errno = err;
         mk_p2p_no_files(ret);
         mk_boot_fd_close(fd);

@@ -26,6 +26,9 @@
     X(net, "MK_NET", WORD, "auto", net, "auto|ofi|loop|verbs: transport between nodes; auto: the first that works") \
     X(ofi_provider, "MK_OFI_PROVIDER", STR, "auto", net, "libfabric provider: auto (efa, net, tcp, tcp;ofi_rxm) or an exact name") \
     X(ifname, "MK_IFNAME", STR, "", net, "network interfaces, in NCCL_SOCKET_IFNAME's syntax (prefix, =exact, ^not); unset: NCCL_SOCKET_IFNAME") \
+    X(ports, "MK_PORTS", STR, "", net, "ports that listeners may take, such as 50000-50999; unset: any")           \
+    X(hca, "MK_HCA", STR, "", net, "RDMA devices for verbs, in NCCL_IB_HCA's syntax (prefix, =exact, ^not, :port); unset: NCCL_IB_HCA") \
+    X(gid, "MK_GID", INT, "-1", net, "GID index of the RDMA port; -1: NCCL_IB_GID_INDEX, else the best")           \
     X(ordered, "MK_ORDERED", BOOL, "0", net, "1: the network keeps the order of writes: flags by plain writes") \
     X(loop_gbps, "MK_LOOP_GBPS", GBPS, "0", net, "paces every link to this rate, on any transport; 0: not paced") \
     X(loop_us, "MK_LOOP_US", USEC, "0", net, "latency added by the loop transport")                          \

@@ -15,6 +15,7 @@
 #include "mk/err.h"
 #include "mk/log.h"
 #include "mk/param.h"
+#include "net/ports.h"
 #include <errno.h>
 #include <assert.h>
 #include <poll.h>
@@ -129,7 +130,50 @@ static int open_queues(struct mk_ofi_dev *d)
     return ret;
 }
 
-static int open_objects(struct mk_ofi_dev *d)
+static int try_endpoint(struct mk_ofi_dev *d)
+{
+    int err = fi_endpoint(d->domain, d->info, &d->ep, NULL);
+    if (err) {
+        d->ep = NULL;
+        return err;
+    }
+    if ((err = fi_ep_bind(d->ep, &d->av->fid, 0)) || (err = fi_ep_bind(d->ep, &d->tx->fid, FI_TRANSMIT)) ||
+        (err = fi_ep_bind(d->ep, &d->rx->fid, FI_RECV)) || (err = fi_enable(d->ep))) {
+        fi_close(&d->ep->fid);
+        d->ep = NULL;
+    }
+    return err;
+}
+
+/* Where the endpoint is a listener of TCP, its port comes from MK_PORTS. Providers say in several ways that one is in
+ * use, so all are tried. */
+static int open_endpoint(struct mk_ofi_dev *d, const struct mk_settings *s)
+{
+    struct sockaddr *a = d->info->src_addr;
+    const bool inet = a && (a->sa_family == AF_INET || a->sa_family == AF_INET6) &&
+                      (d->info->addr_format == FI_SOCKADDR_IN || d->info->addr_format == FI_SOCKADDR_IN6 ||
+                       d->info->addr_format == FI_SOCKADDR);
+    struct mk_ports ports;
+    const int ret = mk_ports_of(s, &ports);
+    if (ret)
+        return ret;
+    if (!inet || !ports.low) {
+        const int err = try_endpoint(d);
+        return err ? fail(d, "opening the endpoint", err) : 0;
+    }
+    const uint32_t start = (uint32_t)mk_time_ns() / 1000;
+    int err = 0;
+    for (uint32_t n = 0; n < mk_ports_count(&ports); n++) {
+        mk_ports_set(a, mk_ports_nth(&ports, start, n));
+        err = try_endpoint(d);
+        if (!err)
+            return 0;
+    }
+    return mk_fail(MK_ERR_SYSTEM, "NET", "ofi: %s: no free port of MK_PORTS=%s for the endpoint: %s",
+                   d->info->fabric_attr->prov_name, s->ports, d->lib->strerror(-err));
+}
+
+static int open_objects(struct mk_ofi_dev *d, const struct mk_settings *s)
 {
     struct fi_av_attr av;
     memset(&av, 0, sizeof(av));
@@ -144,15 +188,7 @@ static int open_objects(struct mk_ofi_dev *d)
     if (err)
         return fail(d, "opening the address vector", err);
     const int ret = open_queues(d);
-    if (ret)
-        return ret;
-    err = fi_endpoint(d->domain, d->info, &d->ep, NULL);
-    if (err)
-        return fail(d, "opening the endpoint", err);
-    if ((err = fi_ep_bind(d->ep, &d->av->fid, 0)) || (err = fi_ep_bind(d->ep, &d->tx->fid, FI_TRANSMIT)) ||
-        (err = fi_ep_bind(d->ep, &d->rx->fid, FI_RECV)) || (err = fi_enable(d->ep)))
-        return fail(d, "enabling the endpoint", err);
-    return 0;
+    return ret ? ret : open_endpoint(d, s);
 }
 
 static void fill_caps(bool delivery, struct mk_ofi_dev *d)
@@ -195,7 +231,7 @@ static int ofi_open(const struct mk_settings *s, struct mk_dev **out)
     if (!ret)
         ret = mk_ofi_choose(d->lib, s, &d->info, &delivery);
     if (!ret)
-        ret = open_objects(d);
+        ret = open_objects(d, s);
     if (!ret)
         fill_caps(delivery, d);
     if (!ret && !strcmp(d->base.caps.provider, "shm"))

@@ -133,7 +133,7 @@ static int verbs_open(const struct mk_settings *s, struct mk_dev **out)
     if (!ret)
         ret = mk_verbs_lib_get(&d->lib);
     if (!ret)
-        ret = mk_verbs_choose(d);
+        ret = mk_verbs_choose(s, d);
     if (!ret)
         ret = open_objects(d);
     if (ret) {

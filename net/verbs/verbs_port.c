@@ -4,11 +4,37 @@
  * is preferred, then v2 with a routable IPv6 one, v2 link-local, v1. */
 #include "mk/err.h"
 #include "mk/log.h"
+#include "mk/param.h"
+#include "net/ifname.h"
 #include "verbs.h"
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+/* What is asked for: by our own setting, else by NCCL's. */
+struct wish {
+    const char *hca;
+    int gid; /* -1: the best */
+};
+
+static int wish_of(const struct mk_settings *s, struct wish *w)
+{
+    const char *hca = mk_env("NCCL_IB_HCA"), *gid = mk_env("NCCL_IB_GID_INDEX");
+    char *end = NULL;
+    w->hca = *s->hca ? s->hca : hca;
+    long v = s->gid;
+    if (v < 0 && gid && *gid) {
+        v = strtol(gid, &end, 10);
+        if (*end || v < -1)
+            return mk_fail(MK_ERR_INVALID, "NET", "NCCL_IB_GID_INDEX=%s is not an index", gid);
+    }
+    if (v > 65535)
+        return mk_fail(MK_ERR_INVALID, "NET", "MK_GID=%ld is not an index", v);
+    w->gid = (int)v;
+    return 0;
+}
 
 static bool is_v4(const union ibv_gid *g)
 {
@@ -45,9 +71,15 @@ static int worth(const char *device, unsigned port, int index, const union ibv_g
     return is_v4(g) ? 4 : is_link_local(g) ? 2 : 3;
 }
 
-static bool choose_gid(struct mk_verbs_dev *d, uint8_t port, const struct ibv_port_attr *p)
+static bool choose_gid(struct mk_verbs_dev *d, const struct wish *w, uint8_t port,
+                       const struct ibv_port_attr *p)
 {
     int best = 0;
+    if (w->gid >= 0) {
+        d->gid_index = w->gid;
+        return w->gid < p->gid_tbl_len && !d->lib->query_gid(d->ctx, port, w->gid, &d->gid) &&
+               (p->link_layer != IBV_LINK_LAYER_ETHERNET || worth(d->name, port, w->gid, &d->gid));
+    }
     if (p->link_layer != IBV_LINK_LAYER_ETHERNET) { /* InfiniBand: reached by its LID */
         d->gid_index = 0;
         return !d->lib->query_gid(d->ctx, port, 0, &d->gid) && p->lid;
@@ -56,10 +88,10 @@ static bool choose_gid(struct mk_verbs_dev *d, uint8_t port, const struct ibv_po
         union ibv_gid g;
         if (d->lib->query_gid(d->ctx, port, i, &g))
             continue;
-        const int w = worth(d->name, port, i, &g);
-        if (w <= best)
+        const int now = worth(d->name, port, i, &g);
+        if (now <= best)
             continue;
-        best = w;
+        best = now;
         d->gid_index = i;
         d->gid = g;
     }
@@ -67,7 +99,7 @@ static bool choose_gid(struct mk_verbs_dev *d, uint8_t port, const struct ibv_po
 }
 
 /* 0: d describes the port. */
-static int try_port(struct mk_verbs_dev *d, uint8_t port)
+static int try_port(struct mk_verbs_dev *d, const struct wish *w, uint8_t port)
 {
     struct ibv_port_attr p;
     memset(&p, 0, sizeof(p));
@@ -76,8 +108,11 @@ static int try_port(struct mk_verbs_dev *d, uint8_t port)
         return mk_fail_quiet(MK_ERR_UNSUPPORTED, "verbs: %s port %u: %s", d->name, port, strerror(err));
     if (p.state != IBV_PORT_ACTIVE)
         return mk_fail_quiet(MK_ERR_UNSUPPORTED, "verbs: %s port %u is down", d->name, port);
-    if (!choose_gid(d, port, &p))
-        return mk_fail_quiet(MK_ERR_UNSUPPORTED, "verbs: %s port %u has no address", d->name, port);
+    if (!choose_gid(d, w, port, &p))
+        return w->gid >= 0
+                   ? mk_fail_quiet(MK_ERR_UNSUPPORTED, "verbs: %s port %u has no address at GID index %d",
+                                   d->name, port, w->gid)
+                   : mk_fail_quiet(MK_ERR_UNSUPPORTED, "verbs: %s port %u has no address", d->name, port);
     d->port = port;
     d->mtu = (uint8_t)p.active_mtu;
     d->link_layer = p.link_layer == IBV_LINK_LAYER_ETHERNET;
@@ -88,11 +123,13 @@ static int try_port(struct mk_verbs_dev *d, uint8_t port)
     return 0;
 }
 
-static int try_device(struct mk_verbs_dev *d, struct ibv_device *dev)
+static int try_device(struct mk_verbs_dev *d, const struct wish *w, struct ibv_device *dev)
 {
     struct ibv_device_attr attr;
     int ret = MK_ERR_UNSUPPORTED;
     snprintf(d->name, sizeof(d->name), "%s", d->lib->get_device_name(dev));
+    if (!mk_hca_match(w->hca, d->name, 0))
+        return mk_fail_quiet(ret, "verbs: %s is not in MK_HCA or NCCL_IB_HCA (%s)", d->name, w->hca);
     if (dev->transport_type != IBV_TRANSPORT_IB)
         return mk_fail_quiet(ret, "verbs: %s is neither InfiniBand nor RoCE: no writes with immediate there",
                              d->name);
@@ -114,7 +151,12 @@ static int try_device(struct mk_verbs_dev *d, struct ibv_device *dev)
         goto close_device;
     }
     for (uint8_t port = 1; port <= attr.phys_port_cnt; port++) {
-        ret = try_port(d, port);
+        if (!mk_hca_match(w->hca, d->name, port)) {
+            mk_fail_quiet(ret, "verbs: %s port %u is not in MK_HCA or NCCL_IB_HCA (%s)", d->name, port,
+                          w->hca);
+            continue;
+        }
+        ret = try_port(d, w, port);
         if (!ret)
             return 0;
     }
@@ -140,14 +182,18 @@ static void say(const struct mk_verbs_dev *d)
             d->gid_index, ip, 128u << d->mtu);
 }
 
-int mk_verbs_choose(struct mk_verbs_dev *d)
+int mk_verbs_choose(const struct mk_settings *s, struct mk_verbs_dev *d)
 {
-    int n = 0, ret = MK_ERR_UNSUPPORTED;
+    struct wish w = {NULL, -1};
+    int n = 0, ret = wish_of(s, &w);
+    if (ret)
+        return ret;
+    ret = MK_ERR_UNSUPPORTED;
     struct ibv_device **list = d->lib->get_device_list(&n);
     if (!list || !n)
         mk_fail_quiet(ret, "verbs: no RDMA device here");
     for (int i = 0; list && i < n && ret; i++)
-        ret = try_device(d, list[i]);
+        ret = try_device(d, &w, list[i]);
     if (list)
         d->lib->free_device_list(list);
     if (!ret)

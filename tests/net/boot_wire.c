@@ -138,6 +138,56 @@ static void interface_names(void **state)
     assert_false(mk_ifname_match(",", "eth0"));
 }
 
+static void rdma_names(void **state)
+{
+    (void)state;
+    assert_true(mk_hca_match(NULL, "mlx5_0", 1));
+    assert_true(mk_hca_match("mlx5", "mlx5_10", 2));
+    assert_false(mk_hca_match("=mlx5_1", "mlx5_10", 1));
+    assert_true(mk_hca_match("=mlx5_0:2,mlx5_1:1", "mlx5_1", 1));
+    assert_false(mk_hca_match("=mlx5_0:2,mlx5_1:1", "mlx5_0", 1));
+    assert_true(mk_hca_match("=mlx5_0:2,mlx5_1:1", "mlx5_0", 0));
+    assert_false(mk_hca_match("=mlx5_0:2", "mlx5_3", 0));
+    assert_false(mk_hca_match("^mlx5_3", "mlx5_3", 1));
+    assert_true(mk_hca_match("^=mlx5_3", "mlx5_30", 1));
+    assert_false(mk_hca_match("^mlx5_3:2", "mlx5_3", 2));
+    assert_true(mk_hca_match("^mlx5_3:2", "mlx5_3", 1));
+    assert_true(mk_hca_match("^mlx5_3:2", "mlx5_3", 0));
+    assert_false(mk_hca_match(":1", "mlx5_0", 1));
+}
+
+static void port_ranges(void **state)
+{
+    static const char *const bad[] = {"0",    "65536", "5-4",  "-4",      "4-", "a",
+                                      "4-5x", " 4",    "4 -5", "1-70000", "+3"};
+    struct mk_settings s;
+    struct mk_ports p;
+    (void)state;
+    assert_int_equal(mk_settings_load(&s, false), 0);
+    assert_int_equal(mk_ports_of(&s, &p), 0);
+    assert_true(p.low == 0 && mk_ports_count(&p) == 1 && mk_ports_nth(&p, 7, 0) == 0);
+    snprintf(s.ports, sizeof(s.ports), "65530-65535");
+    assert_int_equal(mk_ports_of(&s, &p), 0);
+    assert_int_equal(mk_ports_count(&p), 6);
+    for (uint32_t start = UINT32_MAX - 3; start != 3; start++) { /* each of them, once */
+        unsigned seen = 0;
+        for (uint32_t n = 0; n < 6; n++) {
+            const uint16_t port = mk_ports_nth(&p, start, n);
+            assert_true(port >= 65530);
+            seen |= 1u << (port - 65530);
+        }
+        assert_int_equal(seen, 63);
+    }
+    snprintf(s.ports, sizeof(s.ports), "443");
+    assert_int_equal(mk_ports_of(&s, &p), 0);
+    assert_true(mk_ports_count(&p) == 1 && mk_ports_nth(&p, 9, 0) == 443);
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        snprintf(s.ports, sizeof(s.ports), "%s", bad[i]);
+        assert_int_equal(mk_ports_of(&s, &p), MK_ERR_INVALID);
+        assert_non_null(strstr(mk_last_error(), "MK_PORTS"));
+    }
+}
+
 static void interface_choice(void **state)
 {
     struct mk_settings s;
@@ -329,9 +379,10 @@ static void silent(enum mk_log_level level, const char *subsys, const char *text
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(hello_bytes), cmocka_unit_test(frame_limits),    cmocka_unit_test(verdicts),
-        cmocka_unit_test(ids),         cmocka_unit_test(interface_names), cmocka_unit_test(interface_choice),
-        cmocka_unit_test(roots),       cmocka_unit_test(core_meets),      cmocka_unit_test(core_times_out),
+        cmocka_unit_test(hello_bytes), cmocka_unit_test(frame_limits),     cmocka_unit_test(verdicts),
+        cmocka_unit_test(ids),         cmocka_unit_test(interface_names),  cmocka_unit_test(rdma_names),
+        cmocka_unit_test(port_ranges), cmocka_unit_test(interface_choice), cmocka_unit_test(roots),
+        cmocka_unit_test(core_meets),  cmocka_unit_test(core_times_out),
     };
     mk_log_set_sink(silent);
     return cmocka_run_group_tests(tests, NULL, NULL);

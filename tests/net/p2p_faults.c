@@ -470,6 +470,35 @@ static int no_files(struct half *h)
     return 0;
 }
 
+/* Listeners, and endpoints that are TCP listeners, stay within MK_PORTS; an end of it is said with its name. */
+static int few_ports(struct half *h)
+{
+    enum { PORTS = 5 };
+    const int low = 20000 + (int)getpid() * PORTS % 12000;
+    struct mk_p2p_listener *listener[PORTS + 1];
+    struct mk_p2p_handle handle;
+    int n = 0, ret = 0;
+    snprintf(h->s.ports, sizeof(h->s.ports), "%d-%d", low, low + PORTS - 1);
+    CHECK_OK(half_open(h));
+    for (; n <= PORTS && !ret; n++) {
+        ret = mk_p2p_listen(h->p, (uint8_t *)&handle, &listener[n]);
+        CHECK(ret || (handle.port >= low && handle.port < low + PORTS));
+    }
+    n--;
+    CHECK(n >= 1 && ret == MK_ERR_SYSTEM && strstr(mk_last_error(), "MK_PORTS"));
+    /* one of them is the endpoint's: nobody else was seen to have it */
+    CHECK(n < PORTS || strcmp(transport, "ofi"));
+    while (n)
+        mk_p2p_listen_close(listener[--n]);
+    CHECK_OK(mk_p2p_listen(h->p, (uint8_t *)&handle, &listener[0]));
+    mk_p2p_listen_close(listener[0]);
+    mk_p2p_close(h->p);
+    h->p = NULL;
+    snprintf(h->s.ports, sizeof(h->s.ports), "1-");
+    CHECK(half_open(h) == MK_ERR_INVALID);
+    return 0;
+}
+
 static void *register_all(void *arg)
 {
     struct half *h = arg;
@@ -529,6 +558,7 @@ CASE(lie_memory, 1)
 CASE(lie_small, 1)
 CASE(lie_size, 1)
 CASE(no_files, 1)
+CASE(few_ports, 1)
 CASE(threads, 1)
 
 int main(int argc, char **argv)
@@ -543,7 +573,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_lie_count),       cmocka_unit_test(test_lie_none),
         cmocka_unit_test(test_lie_memory),      cmocka_unit_test(test_lie_small),
         cmocka_unit_test(test_lie_size),        cmocka_unit_test(test_no_files),
-        cmocka_unit_test(test_threads)};
+        cmocka_unit_test(test_few_ports),       cmocka_unit_test(test_threads)};
     transport = argc > 1 ? argv[1] : "loop";
     const int missing = transport_missing(transport, "net.p2p_faults");
     if (missing)
