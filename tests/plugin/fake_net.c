@@ -178,7 +178,8 @@ int fake_close(void *comm)
         pthread_detach(id);
     for (int i = 0; i < FAKE_IN_FLIGHT; i++)
         free(c->all[i]);
-    close(c->fd);
+    if (!fake_fault("leak"))
+        close(c->fd);
     for (struct early *e; (e = c->early);) {
         c->early = e->next;
         free(e);

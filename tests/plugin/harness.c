@@ -229,7 +229,7 @@ static unsigned versions_of(const struct options *o)
 
 static int run_all(const struct options *o)
 {
-    static const struct test_case *const lists[] = {cases_table, cases_data, cases_life};
+    static const struct test_case *const lists[] = {cases_table, cases_data, cases_life, cases_churn};
     const unsigned mask = versions_of(o);
     int ran = 0, failed = 0, skipped = 0;
     if (!mask) {

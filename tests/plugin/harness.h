@@ -10,7 +10,8 @@
  *   harness_conn.c   what the cases share: meeting, connecting, buffers with canaries, waiting
  *   harness_table.c  tables and properties, init and finalize, tuner, profiler
  *   harness_data.c   sizes, order, requests in flight, groups
- *   harness_life.c   connecting, closing, dying, strangers, threads */
+ *   harness_life.c   connecting, closing, dying, strangers, threads
+ *   harness_churn.c  many communicators, one after another */
 #pragma once
 #include "tests/plugin/caller.h"
 
@@ -54,7 +55,7 @@ struct test_case {
     bool killed; /* rank 1 ends by SIGKILL, as intended */
     bool raw;    /* opens the library itself, runs once, not for each version */
 };
-extern const struct test_case cases_table[], cases_data[], cases_life[]; /* end: name NULL */
+extern const struct test_case cases_table[], cases_data[], cases_life[], cases_churn[]; /* end: name NULL */
 
 /* ---- harness.c ---- */
 _Noreturn void broken(const struct rank *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
@@ -68,6 +69,9 @@ void logger(int level, unsigned long flags, const char *file, int line, const ch
     __attribute__((format(printf, 5, 6)));
 /* Text of the last WARN line of this process, "" if there was none. */
 const char *last_warning(void);
+
+/* ---- harness_churn.c ---- */
+int open_files(void); /* of this process */
 
 /* ---- harness_conn.c ---- */
 struct buf {

@@ -3,7 +3,6 @@
 /* Cases about connections: made, many, closed in flight, lost, refused; threads and children beside them. */
 #include "tests/plugin/harness.h"
 #include "tests/plugin/harness_ports.h"
-#include <dirent.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -71,17 +70,6 @@ static void oneself(struct rank *r)
     meet(r, &l, r->sh->handle[0][0]);
     hello(r, &l, 100000, 11);
     link_down(r, &l);
-}
-
-static int open_files(void)
-{
-    int n = 0;
-    DIR *d = opendir("/proc/self/fd");
-    while (d && readdir(d))
-        n++;
-    if (d)
-        closedir(d);
-    return n;
 }
 
 /* Four ranks, many comms between each pair on one device; closed in another order than made. */

@@ -47,6 +47,7 @@ caught truncate too_small 12 'is done'
 caught block connecting 12 hangs
 caught block oneself 12 hangs
 caught close close_in_flight 12 fails
+caught leak churn 12 'files more'
 caught late close_in_flight 12 'was written after'
 caught silent death_receiving 12 'not told'
 caught silent death_sending 12 'not told'
