@@ -20,7 +20,7 @@ struct skinny_params {
     void *c;
     int64_t ldc;
     const void *bias;
-    int32_t m, n, k, act, splits, wide;
+    int32_t m, n, k, act, wide, stages, ahead, pad;
 };
 struct portable_params {
     const void *a, *b, *bias;
@@ -66,12 +66,13 @@ static void choose_big(const struct mk_gemm_problem *p, int blocks, struct mk_ge
     }
 }
 
-/* Two parts of K where one alone does not fill the device twice (two blocks run on a multiprocessor); clusters of
- * four and more were slower at every shape. */
-static void choose_skinny(const struct mk_gemm_problem *p, int blocks, struct mk_gemm_choice *out)
+/* One block a multiprocessor of the 132: K in two parts where that still fits. From the shape alone, since the factor
+ * belongs to the numerics key. */
+static void choose_skinny(const struct mk_gemm_problem *p, struct mk_gemm_choice *out)
 {
     out->bn = p->m <= 8 ? 8 : p->m <= 16 ? 16 : p->m <= 32 ? 32 : 64;
-    out->splits = up(p->n, 64) * 2 <= 2 * blocks && up(p->k, 64) >= 8 ? 2 : 1;
+    out->splits = up(p->n, 64) * 2 <= 132 && up(p->k, 64) >= 8 ? 2 : 1;
+    out->group = 4;
 }
 
 void mk_gemm_choose(const struct mk_gemm_problem *p, bool hopper, int blocks, int bands,
@@ -85,7 +86,7 @@ void mk_gemm_choose(const struct mk_gemm_problem *p, bool hopper, int blocks, in
     const bool in = p->k > 0 && map_fits(p->a, p->lda) && map_fits(p->b, p->ldb);
     if (hopper && in && p->m <= 64 && p->layout != MK_NT && !bands) {
         c.kind = MK_GEMM_SKINNY;
-        choose_skinny(p, blocks, &c);
+        choose_skinny(p, &c);
     } else if (hopper && in && map_fits(p->c, p->ldc) && p->n % 8 == 0) {
         /* n: the copy engine stores whole 16 bytes, also where the row ends within them (measured) */
         c.kind = MK_GEMM_BIG;
@@ -233,11 +234,21 @@ static int launch_big(const struct mk_cuda *cu, const struct mk_gemm_problem *p,
     return launch(cu, p, name, big_smem(c->bn), (int)grid, 384, c->cm, true, &q, stream);
 }
 
+/* Stages of the pipeline: the memory of one block a multiprocessor, with what 4.3 TB/s need in flight. */
+static int skinny_smem(const struct mk_gemm_choice *c, int *stages)
+{
+    const int stage = 8192 + c->bn * 128, received = c->splits > 1 ? (c->bn / 8 + 1) / 2 * 2048 : 0;
+    const int fit = (150 * 1024 - 1536 - received) / stage;
+    *stages = fit > 16 ? 16 : fit;
+    return 1536 + received + *stages * stage;
+}
+
 static int launch_skinny(const struct mk_cuda *cu, const struct mk_gemm_problem *p,
                          const struct mk_gemm_choice *c, void *stream)
 {
     struct skinny_params q;
     char name[48];
+    int stages;
     memset(&q, 0, sizeof(q));
     int ret = p->layout == MK_TN ? make_map(cu, &q.w, p, p->b, p->n, p->k, p->ldb, 64, 64)
                                  : make_map(cu, &q.w, p, p->b, p->k, p->n, p->ldb, 64, 64);
@@ -245,6 +256,7 @@ static int launch_skinny(const struct mk_cuda *cu, const struct mk_gemm_problem 
         ret = make_map(cu, &q.x, p, p->a, p->m, p->k, p->lda, (uint32_t)c->bn, 64);
     if (ret)
         return ret;
+    const int smem = skinny_smem(c, &stages);
     q.c = p->c;
     q.ldc = p->ldc;
     q.bias = p->bias;
@@ -252,13 +264,11 @@ static int launch_skinny(const struct mk_cuda *cu, const struct mk_gemm_problem 
     q.n = (int32_t)p->n;
     q.k = (int32_t)p->k;
     q.act = p->act;
-    q.splits = c->splits;
-    q.wide = (uintptr_t)p->c % 8 == 0 && p->ldc % 4 == 0;
-    const int stage = 8192 + c->bn * 128;
-    const int stages = (112 * 1024 - 2048) / stage > 12 ? 12 : (112 * 1024 - 2048) / stage;
-    snprintf(name, sizeof(name), "skinny_%s_%s_%d", layouts[p->layout], type_name(p), c->bn);
-    return launch(cu, p, name, 1536 + stages * stage, (int)up(p->n, 64) * c->splits, 160, c->splits, true, &q,
-                  stream);
+    q.wide = map_fits(p->c, p->ldc);
+    q.stages = stages;
+    q.ahead = c->group;
+    snprintf(name, sizeof(name), "skinny_%s_%s_%dx%d", layouts[p->layout], type_name(p), c->bn, c->splits);
+    return launch(cu, p, name, smem, (int)up(p->n, 64) * c->splits, 160, c->splits, true, &q, stream);
 }
 
 static int launch_portable(const struct mk_cuda *cu, const struct mk_gemm_problem *p,

@@ -17,8 +17,8 @@ struct mk_gemm_choice {
     enum mk_gemm_kind kind;
     int bn;     /* big: columns of a tile; skinny: rows of A that fit */
     int cm;     /* big: blocks of a cluster, along M */
-    int splits; /* skinny: parts of K, blocks of a cluster */
-    int group;  /* big: bands open at a time */
+    int splits; /* skinny: parts of K, blocks of a cluster (1 or 2) */
+    int group;  /* big: bands open at a time; skinny: boxes of weights asked into L2 ahead */
     int blocks; /* grid */
 };
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
 /* Kernels of mk_gemm for one type. Names: gemm_LAYOUT_TYPE_BNxCM (Hopper, tiles of 128 x BN, clusters of CM),
- * skinny_LAYOUT_TYPE_NT (few rows), portable_TYPE. The Hopper ones exist for sm_90a only.
+ * skinny_LAYOUT_TYPE_NTxS (few rows, S parts of K), portable_TYPE. The Hopper ones exist for sm_90a only.
  * One file a type, so that they compile side by side. */
 #pragma once
 #include "tile/gemm_portable.cuh"
@@ -22,17 +22,21 @@
     MK_BIG(layout, L, type, F16, 192, 1)                                                                     \
     MK_BIG(layout, L, type, F16, 128, 1)                                                                     \
     MK_BIG(layout, L, type, F16, 64, 1)
-#define MK_SKINNY(layout, TW, type, F16, NT)                                                                 \
-    extern "C" __global__ void __launch_bounds__(160, 2)                                                     \
-        skinny_##layout##_##type##_##NT(const __grid_constant__ mk_gemm_skinny p)                            \
+#define MK_SKINNY(layout, TW, type, F16, NT, S)                                                              \
+    extern "C" __global__ void __launch_bounds__(160, 1)                                                     \
+        skinny_##layout##_##type##_##NT##x##S(const __grid_constant__ mk_gemm_skinny p)                      \
     {                                                                                                        \
-        mk_gemm_skinny_run<NT, TW, F16>(p);                                                                  \
+        mk_gemm_skinny_run<NT, S, TW, F16>(p);                                                               \
     }
 #define MK_SKINNY_SHAPES(layout, TW, type, F16)                                                              \
-    MK_SKINNY(layout, TW, type, F16, 8)                                                                      \
-    MK_SKINNY(layout, TW, type, F16, 16)                                                                     \
-    MK_SKINNY(layout, TW, type, F16, 32)                                                                     \
-    MK_SKINNY(layout, TW, type, F16, 64)
+    MK_SKINNY(layout, TW, type, F16, 8, 1)                                                                   \
+    MK_SKINNY(layout, TW, type, F16, 16, 1)                                                                  \
+    MK_SKINNY(layout, TW, type, F16, 32, 1)                                                                  \
+    MK_SKINNY(layout, TW, type, F16, 64, 1)                                                                  \
+    MK_SKINNY(layout, TW, type, F16, 8, 2)                                                                   \
+    MK_SKINNY(layout, TW, type, F16, 16, 2)                                                                  \
+    MK_SKINNY(layout, TW, type, F16, 32, 2)                                                                  \
+    MK_SKINNY(layout, TW, type, F16, 64, 2)
 #define MK_HOPPER_KERNELS(type, F16)                                                                         \
     MK_BIG_SHAPES(tn, 0, type, F16)                                                                          \
     MK_BIG_SHAPES(nn, 1, type, F16)                                                                          \

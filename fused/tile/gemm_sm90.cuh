@@ -280,8 +280,10 @@ static __device__ __forceinline__ void mk_gemm_sm90_run(const mk_gemm_sm90 &p)
     const uint32_t wg = threadIdx.x / 128;
     if (wg == 0) {
         mk_regs_down<24>();
-        if (threadIdx.x == 0)
+        if (threadIdx.x == 0) {
             block.produce();
+            mk_grid_launch_next(); /* it waits for this grid, but is there when it ends */
+        }
     } else {
         mk_regs_up<240>();
         block.consume(wg - 1, threadIdx.x % 128);

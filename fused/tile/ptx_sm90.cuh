@@ -68,6 +68,29 @@ MK_PTX void mk_tma_load(uint32_t dst, const CUtensorMap *map, uint32_t bar, int3
                  "l"(map), "r"(bar), "r"(x), "r"(y)
                  : "memory");
 }
+/* The same with a cache policy (mk_policy_stream). */
+MK_PTX void mk_tma_load_policy(uint32_t dst, const CUtensorMap *map, uint32_t bar, int32_t x, int32_t y,
+                               uint64_t policy)
+{
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(dst),
+                 "l"(map), "r"(bar), "r"(x), "r"(y), "l"(policy)
+                 : "memory");
+}
+/* For what is read once: the first to leave L2. */
+MK_PTX uint64_t mk_policy_stream(void)
+{
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+/* Asks a box into L2. It reads nothing into this kernel: also before mk_grid_wait, whatever the kernels before still
+ * write there, since they write through the same L2. */
+MK_PTX void mk_tma_prefetch_box(const CUtensorMap *map, int32_t x, int32_t y)
+{
+    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(x), "r"(y)
+                 : "memory");
+}
 /* To the same place in every CTA of `mask`; each one's barrier at the same place counts the bytes. */
 MK_PTX void mk_tma_load_multicast(uint32_t dst, const CUtensorMap *map, uint32_t bar, int32_t x, int32_t y,
                                   uint16_t mask)
@@ -139,14 +162,45 @@ MK_PTX uint32_t mk_cluster_map(uint32_t addr, uint32_t cta)
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(r) : "r"(addr), "r"(cta));
     return r;
 }
-MK_PTX float4 mk_cluster_load4(uint32_t addr)
+
+/* The two halves of mk_cluster_sync. */
+MK_PTX void mk_cluster_arrive(void)
 {
-    float4 v;
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+MK_PTX void mk_cluster_wait(void)
+{
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+/* Into the shared memory of another CTA; the barrier there (addresses by mk_cluster_map) counts the 16 bytes. */
+MK_PTX void mk_cluster_send4(uint32_t addr, float a, float b, float c, float d, uint32_t bar)
+{
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::
+            "r"(addr),
+        "f"(a), "f"(b), "f"(c), "f"(d), "r"(bar)
+        : "memory");
+}
+MK_PTX void mk_smem_load4(float (&v)[4], uint32_t addr)
+{
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
                  : "r"(addr)
                  : "memory");
-    return v;
+}
+MK_PTX void mk_smem_load4(uint32_t (&v)[4], uint32_t addr)
+{
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                 : "r"(addr)
+                 : "memory");
+}
+/* Two 8 x 8 matrices of 16 bits, transposed: lane i < 8 gives the address of column i of the first, 8 <= i < 16 of the
+ * second. */
+MK_PTX void mk_stmatrix2_trans(uint32_t addr, uint32_t a, uint32_t b)
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(addr), "r"(a), "r"(b)
+                 : "memory");
 }
 
 /* Waits until the grids before this one in its stream are complete and their writes visible (programmatic launch:

@@ -162,7 +162,7 @@ static void all_configurations(const struct options *o, const struct shape *s, s
         }
     for (int nt = 8; nt <= 64; nt *= 2)
         for (int splits = 1; splits <= 2 && nt >= s->m; splits *= 2) {
-            const struct mk_gemm_choice c = {MK_GEMM_SKINNY, nt, 1, splits, 0, o->blocks};
+            const struct mk_gemm_choice c = {MK_GEMM_SKINNY, nt, 1, splits, 4, o->blocks};
             measure(o, s, &c, &r);
             row(table, json, s, &r);
         }

@@ -175,7 +175,7 @@ static void shape_ld(mk_layout_t layout, mk_dtype_t dtype, int64_t m, int64_t n,
     choice.kind = MK_GEMM_SKINNY;
     choice.cm = 1;
     for (choice.bn = 8; choice.bn <= 64 && in && layout != MK_NT; choice.bn *= 2)
-        for (choice.splits = 1; choice.bn >= m && choice.splits <= 8; choice.splits *= 2)
+        for (choice.splits = 1; choice.bn >= m && choice.splits <= 2; choice.splits *= 2)
             run_one(&p, &choice, &c, ref, blas);
     choice.kind = MK_GEMM_PORTABLE;
     run_one(&p, &choice, &c, ref, blas);
