@@ -41,5 +41,6 @@ void mk_gemm_choose(const struct mk_gemm_problem *p, bool hopper, int blocks, in
 int mk_gemm_cuda_launch(const struct mk_gemm_problem *p, const struct mk_gemm_choice *c, void *stream);
 
 /* Where do the operands live? 1: all on the current context's device (then *blocks, *hopper); 0: none of them is
- * device memory; INVALID: mixed, another device, a stream of another context. */
+ * device memory; INVALID: mixed, another device, no current context, a stream of another context; UNSUPPORTED: a GPU
+ * below 8.0, a driver that is too old, no kernels built. */
 int mk_gemm_cuda_place(const struct mk_gemm_problem *p, void *stream, int *blocks, bool *hopper);

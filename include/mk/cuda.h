@@ -180,5 +180,7 @@ struct mk_cuda {
 
 /* The driver, or NULL: then *why, if not NULL, is one sentence. Opened once; thread safe. Does not initialise CUDA. */
 const struct mk_cuda *mk_cuda_open(const char **why);
+/* Is p in the memory of a GPU? Also a driver that is too old for the rest answers this. */
+bool mk_cuda_owns(const void *p);
 /* Logs "WHAT: CUDA_ERROR_X" and returns MK_ERR_CUDA. */
 int mk_cuda_fail(int error, const char *what);

@@ -29,14 +29,13 @@ static void open_once(void)
     for (size_t i = 0; i < sizeof(functions) / sizeof(functions[0]); i++) {
         void **slot = (void **)((char *)&table + functions[i].offset);
         *slot = dlsym(so, functions[i].symbol);
-        if (!*slot) {
+        if (!*slot && !reason[0])
             snprintf(reason, sizeof(reason),
                      "the CUDA driver is too old: it lacks %s (12.0 or later is needed)",
                      functions[i].symbol);
-            return;
-        }
     }
-    table.driver_version(&table.version);
+    if (!reason[0])
+        table.driver_version(&table.version);
 }
 
 const struct mk_cuda *mk_cuda_open(const char **why)
@@ -45,6 +44,15 @@ const struct mk_cuda *mk_cuda_open(const char **why)
     if (why)
         *why = reason;
     return reason[0] ? NULL : &table;
+}
+
+bool mk_cuda_owns(const void *p)
+{
+    unsigned type = 0;
+    mk_cuda_open(NULL);
+    return p && table.pointer_attribute &&
+           !table.pointer_attribute(&type, MK_CU_POINTER_MEMORY_TYPE, (mk_cu_ptr)(uintptr_t)p) &&
+           type == MK_CU_MEMORY_DEVICE;
 }
 
 int mk_cuda_fail(int error, const char *what)

@@ -5,6 +5,7 @@
 #include "fused/cuda/gemm.h"
 #include "tests/bench/gpu.h"
 #include <math.h>
+#include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -298,6 +299,25 @@ static void errors(void)
     drop(&c);
 }
 
+/* Device memory, but no context in this thread: nobody may read it as host memory. */
+static void *without_context(void *arg)
+{
+    const struct matrix *c = arg;
+    void *pc = (void *)(uintptr_t)c->p;
+    expect(mk_gemm(MK_TN, 16, 16, 16, MK_BFLOAT16, pc, 16, (char *)pc + 1024, 16, (char *)pc + 4096, 16, NULL,
+                   NULL) == MK_ERR_INVALID &&
+               strstr(mk_last_error(), "no current CUDA context"),
+           "no context");
+    return NULL;
+}
+static void other_thread(void)
+{
+    struct matrix c = make(64, 64, 0, 0, MK_BFLOAT16, 0);
+    pthread_t thread;
+    expect(!pthread_create(&thread, NULL, without_context, &c) && !pthread_join(thread, NULL), "thread");
+    drop(&c);
+}
+
 int main(int argc, char **argv)
 {
     const char *why;
@@ -330,6 +350,7 @@ int main(int argc, char **argv)
     public_api();
     special_values();
     errors();
+    other_thread();
     printf("%d shapes, %d failures; worst error over cuBLAS's: big %.3f, skinny %.3f, portable %.3f\n",
            shapes, failures, worst[0], worst[1], worst[2]);
     return failures != 0;
