@@ -27,7 +27,7 @@ struct job_rank {
 /* Shared with the ranks (MAP_SHARED). */
 struct job {
     int nodes, local, n;
-    double limit;
+    double limit; /* of job_create, longer under a sanitizer */
     char root[64];
     void *arg;
     struct job_rank r[JOB_MAX];
