@@ -2,6 +2,7 @@
  * Copyright mKernel authors */
 /* Communicators: the three ways to make one, failure, destroy. */
 #include "comm.h"
+#include "cuda/gpu.h"
 #include "mk/err.h"
 #include "mk/log.h"
 #include <sched.h>
@@ -42,6 +43,7 @@ int mk_comm_fail(struct mk_comm *comm, int code, bool tell, const char *fmt, ...
     pthread_mutex_unlock(&comm->fail_lock);
     if (first) {
         MK_WARN("FUSED", "%s", text);
+        mk_gpu_abort(comm, code);
         tell_local_peers(comm, -code);
         if (tell && comm->boot)
             mk_boot_abort(comm->boot, code, text);
@@ -174,22 +176,28 @@ int mk_comm_agree(struct mk_comm *comm, int status)
 struct facts {
     struct mk_place place;
     uint64_t chunk, workspace, start;
-    int32_t wire_fp32;
+    int32_t wire_fp32, gpu;
     char net[16];
 };
 
-static int exchange_facts(struct mk_comm *comm)
+static int exchange_facts(struct mk_comm *comm, bool may_gpu)
 {
     const struct mk_settings *s = &comm->settings;
     struct facts mine, *all = calloc((size_t)comm->nranks, sizeof(*all));
     struct mk_place *places = calloc((size_t)comm->nranks, sizeof(*places));
     int ret = !all || !places ? mk_fail(MK_ERR_NOMEM, "FUSED", "no memory for %d ranks", comm->nranks) : 0;
+    const int gpu = ret || !may_gpu ? ret : mk_gpu_wanted();
+    if (gpu < 0)
+        ret = gpu;
     if (ret)
         goto out;
     memset(&mine, 0, sizeof(mine));
+    mine.gpu = comm->wants_gpu = gpu;
     mine.place.host = mk_host_id();
-    mine.place.node = (int32_t)s->node;
-    mine.place.local = (int32_t)(s->node >= 0 ? s->local_rank : -1);
+    /* one rank is node 0, whatever the process is in a larger job */
+    const bool placed = s->node >= 0 && comm->nranks > 1;
+    mine.place.node = placed ? (int32_t)s->node : -1;
+    mine.place.local = placed ? (int32_t)s->local_rank : -1;
     mine.chunk = s->chunk;
     mine.workspace = s->workspace;
     mine.start = mk_comm_start;
@@ -206,6 +214,12 @@ static int exchange_facts(struct mk_comm *comm)
             strcmp(all[r].net, all[0].net))
             ret = mk_fail(MK_ERR_MISMATCH, "FUSED",
                           "ranks 0 and %d differ in MK_CHUNK, MK_WORKSPACE, MK_WIRE or MK_NET", r);
+        if (!ret && all[r].gpu != all[0].gpu)
+            ret = mk_fail(
+                MK_ERR_MISMATCH, "FUSED",
+                "rank %d has a CUDA context current on the calling thread, rank %d has not (or no usable "
+                "GPU): all ranks compute on GPUs, or none",
+                all[0].gpu ? 0 : r, all[0].gpu ? r : 0);
     }
     if (!ret)
         ret = mk_topology_build(places, comm->nranks, comm->rank, &comm->topo, comm->rank_at);
@@ -232,7 +246,9 @@ static int reserve_workspace(struct mk_comm *comm)
 
 static int make_blocks(struct mk_comm *comm)
 {
-    comm->threads = comm->settings.threads ? (int)comm->settings.threads : default_threads(comm->topo.nlocal);
+    comm->threads = comm->wants_gpu          ? 1
+                    : comm->settings.threads ? (int)comm->settings.threads
+                                             : default_threads(comm->topo.nlocal);
     comm->host.scratch = calloc((size_t)comm->threads, sizeof(*comm->host.scratch));
     comm->trace = calloc((size_t)comm->threads, sizeof(*comm->trace));
     if (!comm->host.scratch || !comm->trace)
@@ -246,11 +262,14 @@ static int make_blocks(struct mk_comm *comm)
 
 static int setup_local(struct mk_comm *comm)
 {
+    const bool host_staging = !comm->wants_gpu || comm->topo.nnodes > 1;
     int ret = mk_rings_build(&comm->topo, comm->settings.workspace, comm->settings.chunk, &comm->rings);
     if (!ret)
         ret = reserve_workspace(comm);
     if (!ret)
-        ret = mk_shm_create("mkernel", comm->rings.fixed_bytes + comm->rings.staging_bytes, &comm->memory);
+        ret =
+            mk_shm_create("mkernel", comm->rings.fixed_bytes + (host_staging ? comm->rings.staging_bytes : 0),
+                          &comm->memory);
     if (ret)
         return ret;
     if (posix_memalign((void **)&comm->state, 64, sizeof(*comm->state))) {
@@ -261,11 +280,12 @@ static int setup_local(struct mk_comm *comm)
     comm->host.bell = (struct mk_bell *)((uint8_t *)comm->memory.addr + comm->rings.bell_off);
     comm->host.mismatch = on_mismatch;
     comm->host.ctx = comm;
-    return make_blocks(comm);
+    ret = make_blocks(comm);
+    return ret || !comm->wants_gpu ? ret : mk_gpu_create(comm);
 }
 
 /* boot: NULL with one rank; owned by the communicator from here on, also on failure. */
-static int comm_create(const struct mk_settings *s, struct mk_boot *boot, int nranks, int rank,
+static int comm_create(const struct mk_settings *s, struct mk_boot *boot, int nranks, int rank, bool may_gpu,
                        struct mk_comm **out)
 {
     struct mk_comm *comm = calloc(1, sizeof(*comm));
@@ -282,12 +302,14 @@ static int comm_create(const struct mk_settings *s, struct mk_boot *boot, int nr
     comm->nranks = nranks;
     comm->settings = *s;
     comm->rank_at = calloc((size_t)nranks, sizeof(*comm->rank_at));
-    int ret = comm->rank_at ? exchange_facts(comm)
+    int ret = comm->rank_at ? exchange_facts(comm, may_gpu)
                             : mk_fail(MK_ERR_NOMEM, "FUSED", "no memory for %d ranks", nranks);
     if (!ret)
         ret = mk_comm_agree(comm, setup_local(comm));
     if (!ret)
         ret = mk_peers_setup(comm);
+    if (!ret && comm->gpu)
+        ret = mk_comm_agree(comm, mk_gpu_ready(comm));
     if (ret) {
         mk_comm_destroy(comm);
         return ret;
@@ -320,7 +342,14 @@ int mk_comm_init_rank(mk_comm_t *comm, int nranks, mk_unique_id_t id, int rank, 
         ret = load_settings(&s, config);
     if (!ret && nranks > 1)
         ret = mk_boot_init_id(&s, &id, nranks, rank, &boot);
-    return ret ? ret : comm_create(&s, boot, nranks, rank, comm);
+    return ret ? ret : comm_create(&s, boot, nranks, rank, true, comm);
+}
+
+int mk_comm_init_alone(mk_comm_t *comm)
+{
+    struct mk_settings s;
+    const int ret = load_settings(&s, NULL);
+    return ret ? ret : comm_create(&s, NULL, 1, 0, false, comm);
 }
 
 int mk_comm_init_allgather(mk_comm_t *comm, int nranks, int rank,
@@ -336,7 +365,7 @@ int mk_comm_init_allgather(mk_comm_t *comm, int nranks, int rank,
         ret = load_settings(&s, config);
     if (!ret && nranks > 1)
         ret = mk_boot_init_allgather(&s, nranks, rank, allgather, ctx, &boot);
-    return ret ? ret : comm_create(&s, boot, nranks, rank, comm);
+    return ret ? ret : comm_create(&s, boot, nranks, rank, true, comm);
 }
 
 int mk_comm_init_env(mk_comm_t *comm, const mk_config_t *config)
@@ -362,7 +391,7 @@ int mk_comm_init_env(mk_comm_t *comm, const mk_config_t *config)
     if (ret)
         return ret;
     mk_log_set_rank((int)s.rank);
-    return comm_create(&s, boot, (int)s.nranks, (int)s.rank, comm);
+    return comm_create(&s, boot, (int)s.nranks, (int)s.rank, true, comm);
 }
 
 /* ---- facts, abort, destroy ---- */
@@ -404,10 +433,14 @@ int mk_comm_destroy(mk_comm_t comm)
     if (!comm)
         return 0;
     const bool mine = comm->pid == getpid();
+    if (mine)
+        mk_gpu_drain(comm);
     mk_boot_destroy(comm->boot); /* good-bye first: what the network says afterwards is no failure */
     if (mine)
         tell_local_peers(comm, MK_GONE_LEFT);
+    mk_gpu_stop(comm);
     mk_peers_teardown(comm);
+    mk_gpu_destroy(comm);
     if (mine)
         mk_pool_destroy(comm->pool);
     else /* its threads, and who held its locks, are in the parent */

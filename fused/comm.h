@@ -5,7 +5,8 @@
  *   comm.c       init, destroy, errors       topology.c   ranks to nodes
  *   rings.c      layout of the two memories  peers.c      exchange and mapping of peers' memory, links
  *   plan.c       checks, grid, signature     operator.c   the public calls
- *   cpu/exec.c   block threads               trace.c      timeline */
+ *   cpu/exec.c   block threads               trace.c      timeline
+ *   cuda/gpu.c   GPU side of a communicator  cuda/gemm_ar.c launch of its kernels */
 #pragma once
 #include "mk/boot.h"
 #include "mk/fused.h"
@@ -18,6 +19,7 @@
 #include <sys/types.h>
 
 struct mk_pool;
+struct mk_gpu;
 
 struct mk_trace_block {
     struct mk_trace_event *events; /* written by the block, read after the call */
@@ -37,6 +39,7 @@ struct mk_comm {
     struct mk_topo topo;
     int *rank_at; /* [node * nlocal + local] */
     struct mk_settings settings;
+    int wants_gpu;        /* all ranks made the communicator with a CUDA context current */
     size_t workspace;     /* counted against MK_WORKSPACE_TOTAL; 0: not */
     struct mk_boot *boot; /* NULL with one rank */
     struct mk_rings rings;
@@ -53,7 +56,8 @@ struct mk_comm {
     uint32_t *note_step;
     uint16_t proxy_id;
 
-    struct mk_ar_state *state;
+    struct mk_gpu *gpu;        /* NULL: CPU executor */
+    struct mk_ar_state *state; /* of the CPU executor; on a GPU the first values */
     uint64_t *tile_flag;
     size_t tile_flags;
     struct mk_cpu_host host;
@@ -78,6 +82,9 @@ struct mk_comm {
 
 /* For tests: counters and positions start here instead of near 0; set before init, equal on all ranks. */
 extern uint64_t mk_comm_start;
+
+/* One rank, on the CPU also where a CUDA context is current. */
+int mk_comm_init_alone(mk_comm_t *comm);
 
 /* Records the failure if it is the first, wakes the blocks; tell: the other ranks hear of it. Returns code. */
 int mk_comm_fail(struct mk_comm *comm, int code, bool tell, const char *fmt, ...)
@@ -121,7 +128,8 @@ struct mk_gemm_call {
 };
 /* gpu: the operands are in GPU memory. Nothing is read through the pointers. */
 int mk_plan_check(const struct mk_gemm_call *call, const void *stream, bool gpu);
-int mk_plan_build(const struct mk_rings *rings, bool wire_fp32, const struct mk_gemm_call *call,
+/* gpu: chunks and tiles of the GPU executor. */
+int mk_plan_build(const struct mk_rings *rings, bool wire_fp32, bool gpu, const struct mk_gemm_call *call,
                   struct mk_ar *ar);
 
 /* cpu/exec.c */

@@ -3,13 +3,14 @@
 /* The operators of the public API: check, plan, launch. */
 #include "comm.h"
 #include "cuda/gemm.h"
+#include "cuda/gpu.h"
 #include "mk/err.h"
 #include "mk/log.h"
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-/* Ready flags of the tiles: epochs, so nothing is cleared between calls; new ones are 0, which no epoch is. */
+/* Ready flags of the tiles: tagged with the epoch, so nothing is cleared between calls. */
 static int ensure_tile_flags(struct mk_comm *comm, size_t tiles)
 {
     if (tiles <= comm->tile_flags)
@@ -34,14 +35,17 @@ static void bind(struct mk_comm *comm, struct mk_ar *ar)
     /* R blocks may wait for remote data alone; at least one must, or nobody finishes the launch. */
     const int r = min_int((int)comm->settings.r, comm->threads / 2);
     ar->blocks = comm->threads;
-    ar->max_helpers = r > 1 ? r : 1;
     ar->budget = 1;
+    ar->max_helpers = r > 1 ? r - 1 : 0;
     ar->comm_id = comm->proxy_id;
     ar->state = comm->state;
     ar->tile_flag = comm->tile_flag;
+    ar->tile_parts = 1;
     ar->abort_word = &comm->abort_word;
     ar->fixed = comm->memory.addr;
     ar->staging = ar->fixed + comm->rings.fixed_bytes;
+    ar->net_fixed = ar->fixed;
+    ar->net_staging = ar->staging;
     ar->peer_fixed = comm->peer_fixed;
     ar->peer_staging = comm->peer_staging;
     if (comm->proxy)
@@ -49,13 +53,19 @@ static void bind(struct mk_comm *comm, struct mk_ar *ar)
     ar->host = &comm->host;
 }
 
-static int launch(struct mk_comm *comm, const struct mk_gemm_call *call)
+/* On the GPU the call is over when the kernel is in its stream; on the CPU when the result is there. */
+static int launch(struct mk_comm *comm, const struct mk_gemm_call *call, void *stream)
 {
     struct mk_ar ar;
     pthread_mutex_lock(&comm->call_lock);
     int ret = mk_comm_check(comm);
     if (!ret)
-        ret = mk_plan_build(&comm->rings, !strcmp(comm->settings.wire, "fp32"), call, &ar);
+        ret = mk_plan_build(&comm->rings, !strcmp(comm->settings.wire, "fp32"), comm->gpu != NULL, call, &ar);
+    if (!ret && comm->gpu) {
+        ret = mk_exec_gpu(comm, call, &ar, stream);
+        pthread_mutex_unlock(&comm->call_lock);
+        return ret;
+    }
     if (!ret && ensure_tile_flags(comm, mk_tiles(&ar.grid)))
         /* the others are in this call or will come, and must not wait for one who will not */
         ret = comm->nranks == 1
@@ -67,17 +77,6 @@ static int launch(struct mk_comm *comm, const struct mk_gemm_call *call)
     }
     pthread_mutex_unlock(&comm->call_lock);
     return ret;
-}
-
-int mk_gemm_allreduce_part(mk_comm_t comm, enum mk_part part, mk_layout_t layout, int64_t m, int64_t n,
-                           int64_t k, mk_dtype_t dtype, const void *a, int64_t lda, const void *b,
-                           int64_t ldb, void *c, int64_t ldc, const mk_epilogue_t *epilogue)
-{
-    const struct mk_gemm_call call = {m, n, k, lda, ldb, ldc, a, b, c, epilogue, layout, dtype, part};
-    int ret = mk_comm_mine(comm);
-    if (!ret)
-        ret = mk_plan_check(&call, NULL, false);
-    return ret ? ret : launch(comm, &call);
 }
 
 static struct mk_gemm_problem problem_of(const struct mk_gemm_call *c)
@@ -98,25 +97,45 @@ static struct mk_gemm_problem problem_of(const struct mk_gemm_call *c)
     return p;
 }
 
+/* Arguments, and that the operands are where the communicator computes. */
+static int check_call(struct mk_comm *comm, const struct mk_gemm_call *call, void *stream)
+{
+    const struct mk_gemm_problem p = problem_of(call);
+    int blocks;
+    bool hopper;
+    const int gpu = call->m && call->n ? mk_gemm_cuda_place(&p, stream, &blocks, &hopper) : comm->gpu != NULL;
+    if (gpu < 0)
+        return gpu;
+    if (gpu && !comm->gpu)
+        return mk_fail_quiet(
+            MK_ERR_UNSUPPORTED,
+            "the operands are in GPU memory, but this communicator was made without a current CUDA "
+            "context and computes on the CPU");
+    if (!gpu && comm->gpu)
+        return mk_fail_quiet(
+            MK_ERR_UNSUPPORTED,
+            "the operands are not in the memory of the current GPU, on which this communicator "
+            "computes");
+    return mk_plan_check(call, stream, gpu);
+}
+
+int mk_gemm_allreduce_part(mk_comm_t comm, enum mk_part part, mk_layout_t layout, int64_t m, int64_t n,
+                           int64_t k, mk_dtype_t dtype, const void *a, int64_t lda, const void *b,
+                           int64_t ldb, void *c, int64_t ldc, const mk_epilogue_t *epilogue, void *stream)
+{
+    const struct mk_gemm_call call = {m, n, k, lda, ldb, ldc, a, b, c, epilogue, layout, dtype, part};
+    int ret = mk_comm_mine(comm);
+    if (!ret)
+        ret = check_call(comm, &call, stream);
+    return ret ? ret : launch(comm, &call, stream);
+}
+
 int mk_gemm_allreduce(mk_comm_t comm, mk_layout_t layout, int64_t m, int64_t n, int64_t k, mk_dtype_t dtype,
                       const void *a, int64_t lda, const void *b, int64_t ldb, void *c, int64_t ldc,
                       const mk_epilogue_t *epilogue, void *stream)
 {
-    const struct mk_gemm_call call = {m, n, k,        lda,    ldb,   ldc,          a,
-                                      b, c, epilogue, layout, dtype, MK_PART_FUSED};
-    const struct mk_gemm_problem p = problem_of(&call);
-    int blocks;
-    bool hopper;
-    const int gpu = mk_gemm_cuda_place(&p, stream, &blocks, &hopper);
-    if (gpu < 0)
-        return gpu;
-    if (gpu)
-        return mk_fail_quiet(MK_ERR_UNSUPPORTED,
-                             "the operands are in GPU memory: GEMM+AllReduce runs on the CPU executor only");
-    int ret = mk_comm_mine(comm);
-    if (!ret)
-        ret = mk_plan_check(&call, stream, false);
-    return ret ? ret : launch(comm, &call);
+    return mk_gemm_allreduce_part(comm, MK_PART_FUSED, layout, m, n, k, dtype, a, lda, b, ldb, c, ldc,
+                                  epilogue, stream);
 }
 
 /* On the CPU mk_gemm runs on a communicator of one rank that the process makes once, a forked child its own; its
@@ -150,11 +169,9 @@ static int get_alone(struct mk_comm **out)
     lock_alone();
     comm = alone;
     if (!comm || comm->pid != getpid()) {
-        mk_unique_id_t id;
-        memset(&id, 0, sizeof(id));
         __atomic_store_n(&alone, NULL, __ATOMIC_RELEASE);
         mk_comm_destroy(comm); /* what a child inherited */
-        ret = mk_comm_init_rank(&comm, 1, id, 0, NULL);
+        ret = mk_comm_init_alone(&comm);
         if (!ret)
             __atomic_store_n(&alone, comm, __ATOMIC_RELEASE);
     }
@@ -180,7 +197,7 @@ int mk_gemm(mk_layout_t layout, int64_t m, int64_t n, int64_t k, mk_dtype_t dtyp
         return ret;
     ret = get_alone(&comm);
     if (ret || !gpu)
-        return ret ? ret : launch(comm, &call);
+        return ret ? ret : launch(comm, &call, NULL);
     mk_gemm_choose(&p, hopper && strcmp(comm->settings.gemm, "portable"), blocks, 0, &choice);
     return mk_gemm_cuda_launch(&p, &choice, stream);
 }

@@ -3,6 +3,7 @@
 /* The other ranks' memory: local ones mapped, rail peers' reached by links. All of it is made, exchanged and
  * registered before the first use; every step ends with an agreement, so that all ranks fail alike. */
 #include "comm.h"
+#include "cuda/gpu.h"
 #include "mk/err.h"
 #include "mk/log.h"
 #include <stdio.h>
@@ -14,6 +15,7 @@
 struct card {
     struct mk_shm_ref memory;
     struct mk_net_key keys[2];
+    struct mk_gpu_card gpu;
     uint32_t notes_base, notes;
     char transport[16], adapter[16], provider[64];
 };
@@ -60,6 +62,11 @@ static int map_local(struct mk_comm *comm, uint8_t *cards)
         comm->peer_fixed[p] = comm->peer_memory[p].addr;
         comm->peer_staging[p] = comm->peer_fixed[p] + comm->rings.fixed_bytes;
         comm->peer_bell[p] = (struct mk_bell *)(comm->peer_fixed[p] + comm->rings.bell_off);
+        if (comm->gpu) {
+            const int err = mk_gpu_map(comm, p, &c->gpu);
+            if (err)
+                return err;
+        }
     }
     return 0;
 }
@@ -89,6 +96,19 @@ static uint32_t command_slots_log2(const struct mk_comm *comm)
     while ((1u << log2) < 2 * (comm->rings.dones + comm->rings.notes))
         log2++;
     return log2;
+}
+
+/* The payload's window: GPU memory where the transport reaches it, else shared host memory. */
+static int reg_staging(struct mk_comm *comm, struct mk_engine *e)
+{
+    const size_t bytes = comm->rings.staging_bytes;
+    if (comm->gpu && mk_engine_caps(e)->gpu_memory)
+        return mk_engine_reg(e, mk_gpu_staging(comm), bytes, NULL, &comm->windows[1]);
+    if (comm->gpu)
+        MK_INFO("FUSED", "%s does not reach GPU memory: payload passes through host memory",
+                mk_engine_caps(e)->transport);
+    return mk_engine_reg(e, (uint8_t *)comm->memory.addr + comm->rings.fixed_bytes, bytes, &comm->memory,
+                         &comm->windows[1]);
 }
 
 static int open_network(struct mk_comm *comm, struct card *mine)
@@ -121,8 +141,7 @@ static int open_network(struct mk_comm *comm, struct card *mine)
     mk_proxy_lock(comm->proxy);
     ret = mk_engine_reg(e, fixed, comm->rings.fixed_bytes, &comm->memory, &comm->windows[0]);
     if (!ret)
-        ret = mk_engine_reg(e, fixed + comm->rings.fixed_bytes, comm->rings.staging_bytes, &comm->memory,
-                            &comm->windows[1]);
+        ret = reg_staging(comm, e);
     if (!ret)
         ret = mk_notes_open(e, &desc, &mine->notes_base, &comm->notes);
     for (int d = 0; d < t->nnodes && !ret; d++) {
@@ -222,6 +241,7 @@ int mk_peers_setup(struct mk_comm *comm)
     int ret = !cards || !mine ? mk_fail(MK_ERR_NOMEM, "FUSED", "no memory for %d ranks", comm->nranks) : 0;
     if (!ret) {
         mk_shm_ref(&comm->memory, &mine->memory);
+        mk_gpu_card(comm, &mine->gpu);
         if (comm->topo.nnodes > 1)
             ret = open_network(comm, mine);
     }

@@ -102,6 +102,11 @@ int mk_plan_check(const struct mk_gemm_call *c, const void *stream, bool gpu)
     return 0;
 }
 
+static int64_t chunks_of(const struct mk_grid *g)
+{
+    return (int64_t)mk_div_up(g->m, g->chunk_m) * mk_div_up(g->n, g->chunk_n);
+}
+
 /* Chunk: as many columns of one tile band as fit a slot; narrow matrices take several bands. Then halved while
  * there are fewer than 4 per rank and halves are worth a message (32 KiB). */
 static void choose_chunk(const struct mk_rings *r, size_t elem, struct mk_grid *g)
@@ -122,7 +127,7 @@ static void choose_chunk(const struct mk_rings *r, size_t elem, struct mk_grid *
     }
     g->chunk_m = (int32_t)rows;
     g->chunk_n = (int32_t)cols;
-    while (mk_chunks(g) < 4 * nranks && (int64_t)g->chunk_m * g->chunk_n * (int64_t)elem >= 65536) {
+    while (chunks_of(g) < 4 * nranks && (int64_t)g->chunk_m * g->chunk_n * (int64_t)elem >= 65536) {
         if (g->chunk_m > g->tile_m)
             g->chunk_m = g->chunk_m / 2 / g->tile_m * g->tile_m > 0 ? g->chunk_m / 2 / g->tile_m * g->tile_m
                                                                     : g->tile_m;
@@ -131,6 +136,27 @@ static void choose_chunk(const struct mk_rings *r, size_t elem, struct mk_grid *
         else
             break;
     }
+}
+
+/* On the GPU tiles are 128 x 256 (or narrower, which changes nothing here). A chunk is as many row bands as COMPUTE has
+ * open at a time (a power of two, as many as fit the slot and M has) and one tile column: no box of the copy engine is
+ * wider. Then narrowed while there are few chunks. */
+static void choose_chunk_gpu(const struct mk_rings *r, size_t elem, struct mk_grid *g)
+{
+    const int64_t fit = (int64_t)(r->slot_bytes / elem);
+    const int64_t nranks = (int64_t)r->topo.nnodes * r->topo.nlocal;
+    const int64_t all_bands = (g->m + MK_GPU_TILE_M - 1) / MK_GPU_TILE_M;
+    int64_t bands = 1;
+    while (bands < all_bands && 2 * bands * MK_GPU_TILE_M * MK_GPU_TILE_N <= fit)
+        bands *= 2;
+    int64_t cols = fit / (bands * MK_GPU_TILE_M);
+    cols = cols >= MK_GPU_TILE_N ? MK_GPU_TILE_N : cols / 8 * 8;
+    g->bands = (int32_t)bands;
+    g->chunk_m = (int32_t)(bands * MK_GPU_TILE_M);
+    g->chunk_n = (int32_t)(cols < g->n ? cols : g->n);
+    while (chunks_of(g) < 4 * nranks && (int64_t)g->chunk_m * g->chunk_n * (int64_t)elem >= 65536 &&
+           g->chunk_n >= 128)
+        g->chunk_n = (g->chunk_n / 2 + 63) / 64 * 64;
 }
 
 static uint64_t mix(uint64_t h, uint64_t v)
@@ -153,7 +179,7 @@ static uint64_t signature(const struct mk_ar *ar, const struct mk_gemm_call *c)
     return mix(h, (uint64_t)ar->grid.chunk_n);
 }
 
-int mk_plan_build(const struct mk_rings *rings, bool wire_fp32, const struct mk_gemm_call *c,
+int mk_plan_build(const struct mk_rings *rings, bool wire_fp32, bool gpu, const struct mk_gemm_call *c,
                   struct mk_ar *ar)
 {
     memset(ar, 0, sizeof(*ar));
@@ -174,12 +200,16 @@ int mk_plan_build(const struct mk_rings *rings, bool wire_fp32, const struct mk_
     ar->skip_comm = c->part == MK_PART_COMPUTE;
     ar->grid.m = c->m;
     ar->grid.n = c->n;
-    ar->grid.tile_m = MK_CPU_TILE_M;
-    ar->grid.tile_n = MK_CPU_TILE_N;
+    ar->grid.tile_m = gpu ? MK_GPU_TILE_M : MK_CPU_TILE_M;
+    ar->grid.tile_n = gpu ? MK_GPU_TILE_N : MK_CPU_TILE_N;
     ar->grid.chunk_m = 1;
     ar->grid.chunk_n = 1;
-    if (c->m && c->n)
-        choose_chunk(rings, wire_fp32 ? 4 : mk_elem_bytes(ar->dtype), &ar->grid);
+    const size_t elem = wire_fp32 ? 4 : mk_elem_bytes(ar->dtype);
+    if (c->m && c->n && gpu)
+        choose_chunk_gpu(rings, elem, &ar->grid);
+    else if (c->m && c->n)
+        choose_chunk(rings, elem, &ar->grid);
+    mk_grid_count(&ar->grid);
     ar->signature = signature(ar, c);
     return 0;
 }

@@ -59,7 +59,8 @@ static void layout_fixed(struct mk_rings *r)
         if (!mk_class_is_local(cls))
             r->dones += peers * r->slots[cls];
     }
-    uint64_t at = 4096; /* first page: the bell, the word of who has gone */
+    uint64_t at =
+        4096; /* first page: the bell, the word of who has gone, the count of who has closed GPU memory */
     r->bell_off = 0;
     r->gone_off = 64;
     r->notes_off = at;
@@ -101,9 +102,10 @@ int mk_rings_build(const struct mk_topo *topo, size_t workspace, size_t chunk, s
         if (!exists(topo, cls))
             continue;
         const uint64_t fit = share / r.slot_bytes;
-        r.slots[cls] = !carries_payload(cls)     ? MK_HEADER_SLOTS
-                       : fit > MK_RING_MAX_SLOTS ? MK_RING_MAX_SLOTS
-                                                 : (uint32_t)fit;
+        uint32_t s = MK_RING_MAX_SLOTS;
+        while (s > fit)
+            s /= 2;
+        r.slots[cls] = carries_payload(cls) ? s : MK_HEADER_SLOTS;
     }
     layout_staging(&r);
     layout_fixed(&r);

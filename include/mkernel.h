@@ -9,7 +9,12 @@
  * Threads: a communicator may be used from any thread, one call at a time; calls on different communicators are
  * independent. mk_comm_abort and mk_comm_get_async_error may be called from any thread at any time before destroy.
  * Streams: `stream` is a cudaStream_t, or NULL. On the CPU executor (no GPU) it must be NULL and the call returns
- * when the result is in C. */
+ * when the result is in C. On a GPU a call returns when its kernel is in the stream: it may be captured into a graph,
+ * and errors that a kernel meets come by mk_comm_get_async_error and by the next call.
+ * Executor: a communicator that is made while a CUDA context is current on the calling thread (compute capability 8.0
+ * or later) computes on that context's GPU, and takes operands in its memory only; all ranks do, or none. Calls on one
+ * communicator run one after the other whatever their streams; captured calls of one communicator belong on one
+ * stream. Destroy waits for calls under way, at most MK_TIMEOUT; replays of a graph must be over before. */
 #pragma once
 #include <stddef.h>
 #include <stdint.h>
@@ -122,6 +127,8 @@ int mk_gemm(mk_layout_t layout, int64_t m, int64_t n, int64_t k, mk_dtype_t dtyp
  * Rounding (T the dtype): p_r = round_T(GEMM of rank r); node sum s_d = round_W(fp32 sum of p over the node's
  * local ranks 0, 1, ..); C = round_T(act(fp32 sum of s over nodes 0, 1, .. + bias)); W = T, or fp32 by MK_WIRE.
  * C is output only. On an error C holds this rank's own partial product or NaN, never another rank's value.
+ * On a GPU: bf16 and fp16, asynchronous on `stream`; operands whose addresses or rows are not aligned to 16 bytes, or
+ * N not a multiple of 8, take a slower kernel with the same contract.
  * Errors: INVALID, UNSUPPORTED (nothing touched, the communicator stays usable); MISMATCH, PEER, TIMEOUT, NET,
  * ABORTED (the communicator is finished: every later call returns the same code; destroy it). */
 int mk_gemm_allreduce(mk_comm_t comm, mk_layout_t layout, int64_t m, int64_t n, int64_t k, mk_dtype_t dtype,

@@ -26,6 +26,8 @@
 #define YIELD_PAUSE 256u /* idle times without yields after a dear one */
 #define SLEEP_MAX_NS                                                                                         \
     1000000u /* an arrival, a kick or a due post ends it; ofi naps less where it cannot wake us */
+#define IDLE_POLLS_UNRUNG 4000u /* kernels cannot kick: about a launch's pauses */
+#define SLEEP_UNRUNG_NS 20000u
 #define SLEEP_NOLINK_NS 50000000u /* nothing can arrive: a kick or a lock wakes us */
 #define COMMS 65536u
 
@@ -66,9 +68,9 @@ static void yield(struct mk_proxy *p)
 static void go_idle(struct mk_proxy *p)
 {
     struct mk_cmd peek;
-    if (++p->idle < IDLE_POLLS)
+    if (++p->idle < (p->unrung ? IDLE_POLLS_UNRUNG : IDLE_POLLS))
         return;
-    if (p->idle < IDLE_POLLS + IDLE_YIELDS && !p->no_yields) {
+    if (!p->unrung && p->idle < IDLE_POLLS + IDLE_YIELDS && !p->no_yields) {
         yield(p);
         return;
     }
@@ -79,7 +81,7 @@ static void go_idle(struct mk_proxy *p)
     if ((p->has_held || !mk_ring_peek(&p->ring, p->next, &peek)) &&
         !__atomic_load_n(&p->stop, __ATOMIC_ACQUIRE) && !__atomic_load_n(&p->lockers, __ATOMIC_ACQUIRE)) {
         p->stats.sleeps++;
-        mk_engine_wait(p->e, p->e->links ? SLEEP_MAX_NS : SLEEP_NOLINK_NS);
+        mk_engine_wait(p->e, !p->e->links ? SLEEP_NOLINK_NS : p->unrung ? SLEEP_UNRUNG_NS : SLEEP_MAX_NS);
     }
     __atomic_store_n(&p->asleep, 0, __ATOMIC_RELEASE);
 }
@@ -216,6 +218,13 @@ void mk_proxy_detach(struct mk_proxy *p, uint16_t id)
 
 /* ---- life ---- */
 
+/* Whole pages: kernels reach them, so they are pinned. */
+#define PAGE 4096u
+static size_t ring_slot_bytes(uint32_t log2_slots)
+{
+    return ((sizeof(struct mk_cmd) << log2_slots) + PAGE - 1) / PAGE * PAGE;
+}
+
 int mk_proxy_start(const struct mk_settings *s, struct mk_engine *e, uint32_t log2_slots,
                    struct mk_proxy **out)
 {
@@ -223,23 +232,24 @@ int mk_proxy_start(const struct mk_settings *s, struct mk_engine *e, uint32_t lo
     struct mk_proxy *p;
     if (log2_slots < 3 || log2_slots > 20)
         return mk_fail_quiet(MK_ERR_INVALID, "proxy: a ring of 2^%u slots", log2_slots);
-    const size_t bytes = sizeof(struct mk_cmd) << log2_slots;
+    const size_t bytes = ring_slot_bytes(log2_slots);
     p = aligned_alloc(64, (sizeof(*p) + 63) / 64 * 64);
     if (!p)
         return mk_fail(MK_ERR_NOMEM, "PROXY", "the proxy");
     memset(p, 0, sizeof(*p));
     p->comm = calloc(COMMS, sizeof(struct mk_pcomm *));
-    p->ring.slot = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    p->ring.slot = aligned_alloc(PAGE, bytes + PAGE);
     if (!p->comm || !p->ring.slot) {
         free(p->ring.slot);
         free(p->comm);
         free(p);
         return mk_fail(MK_ERR_NOMEM, "PROXY", "a ring of 2^%u slots", log2_slots);
     }
-    memset(p->ring.slot, 0, bytes);
-    p->ring.claim = &p->words.claim;
-    p->ring.tail = &p->words.tail;
-    p->ring.tail_seen = &p->words.tail_seen;
+    memset(p->ring.slot, 0, bytes + PAGE);
+    p->words = (struct mk_ring_words *)((uint8_t *)p->ring.slot + bytes);
+    p->ring.claim = &p->words->claim;
+    p->ring.tail = &p->words->tail;
+    p->ring.tail_seen = &p->words->tail_seen;
     p->ring.log2_slots = log2_slots;
     p->e = e;
     p->batch = (int)(s->batch < e->batch ? s->batch : e->batch);
@@ -299,6 +309,18 @@ struct mk_engine *mk_proxy_engine(struct mk_proxy *p)
 const struct mk_ring *mk_proxy_ring(struct mk_proxy *p)
 {
     return &p->ring;
+}
+
+void *mk_proxy_ring_memory(struct mk_proxy *p, size_t *bytes)
+{
+    *bytes = ring_slot_bytes(p->ring.log2_slots) + PAGE;
+    return p->ring.slot;
+}
+
+void mk_proxy_unrung(struct mk_proxy *p)
+{
+    __atomic_store_n(&p->unrung, 1, __ATOMIC_RELEASE);
+    mk_proxy_kick(p);
 }
 
 void mk_proxy_get_stats(struct mk_proxy *p, struct mk_proxy_stats *out)

@@ -41,11 +41,12 @@ struct mk_pcomm {
 struct mk_proxy {
     struct mk_engine *e;
     struct mk_ring ring;
-    struct {
+    struct mk_ring_words {
         _Alignas(64) uint64_t claim;
         _Alignas(64) uint64_t tail;
         _Alignas(64) uint64_t tail_seen;
-    } words;
+    } * words;                    /* behind the slots, in the same pages */
+    uint32_t unrung;              /* producers do not kick (kernels): sleeps are short; __atomic */
     _Alignas(64) uint32_t asleep; /* exchanged by the thread and by mk_proxy_kick */
     uint32_t stop;
     uint32_t lockers; /* threads that want the mutex: the loop stays out of their way */

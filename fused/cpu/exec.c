@@ -201,7 +201,7 @@ static bool computing(const struct waiter *w)
 {
     const uint32_t tiles = mk_ar_items(w->ar, MK_AR_TILE, 0);
     for (uint32_t i = 0; i < tiles; i++)
-        if (mk_poll_gpu(&w->ar->tile_flag[i]) != w->blk->epoch)
+        if (!mk_ar_tile_ready(w->ar, w->blk, i))
             return true;
     return false;
 }

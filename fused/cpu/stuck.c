@@ -97,7 +97,8 @@ bool mk_stuck_needs(const struct mk_ar *ar, int node_level, int peer)
             if (!mk_ar_arrived(ar, cls, peer, mk_ar_pos_in(ar, cls, peer, i)))
                 return true;
         const uint32_t credit = mk_credit_note(r, cls, mk_class_self(&r->topo, cls), peer);
-        if (out && mk_poll_sys(mk_ar_note(ar->fixed, r, credit)) <= mk_ar_pos_out(ar, cls, peer, out - 1))
+        if (out &&
+            mk_poll_sys(mk_ar_note(mk_ar_fixed(ar, cls), r, credit)) <= mk_ar_pos_out(ar, cls, peer, out - 1))
             return true;
     }
     return false;

@@ -9,12 +9,6 @@
 #include <string.h>
 
 /* Kernel parameters: the same words as the structs of tile/gemm_sm90.cuh, gemm_skinny_sm90.cuh, gemm_portable.cuh. */
-struct big_params {
-    struct mk_cu_map a, b, c;
-    int32_t m, n, k, group;
-    const void *bias;
-    int32_t act, pad;
-};
 struct skinny_params {
     struct mk_cu_map w, x;
     void *c;
@@ -34,6 +28,12 @@ struct portable_params {
 static bool map_fits(const void *p, int64_t ld)
 {
     return (uintptr_t)p % 16 == 0 && ld % 8 == 0;
+}
+
+bool mk_gemm_cuda_bulk(const struct mk_gemm_problem *p)
+{
+    return p->m > 0 && p->n > 0 && p->k > 0 && map_fits(p->a, p->lda) && map_fits(p->b, p->ldb) &&
+           map_fits(p->c, p->ldc) && p->n % 8 == 0;
 }
 
 static int64_t up(int64_t a, int64_t b)
@@ -99,7 +99,7 @@ void mk_gemm_choose(const struct mk_gemm_problem *p, bool hopper, int blocks, in
 /* ---- kernels ---- */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static void *library[2]; /* bf16, fp16 */
+static void *library[MK_IMAGES];
 static struct kernel {
     char name[32];
     void *kernel;
@@ -109,7 +109,18 @@ static int nkernels;
 
 /* The kernel by name, loaded for the current device with its shared memory. Outside of any capture's rules: loading
  * is no work of a stream. */
-static int find_kernel(const struct mk_cuda *cu, const char *name, int fp16, int smem, void **out)
+static const uint8_t *image_of(enum mk_image image)
+{
+    static const uint8_t *const images[MK_IMAGES] = {mk_kernels_gemm_bf16,
+                                                     mk_kernels_gemm_fp16,
+                                                     mk_kernels_gemm_ar_bf16,
+                                                     mk_kernels_gemm_ar_fp16,
+                                                     mk_kernels_gemm_ar_portable_bf16,
+                                                     mk_kernels_gemm_ar_portable_fp16};
+    return images[image];
+}
+
+static int find_kernel(const struct mk_cuda *cu, const char *name, enum mk_image image, int smem, void **out)
 {
     int err = 0, device, relaxed = MK_CU_CAPTURE_RELAXED;
     struct kernel *k = NULL;
@@ -121,12 +132,11 @@ static int find_kernel(const struct mk_cuda *cu, const char *name, int fp16, int
     if (!err && k && device < 64 && k->prepared >> device & 1)
         goto out;
     cu->capture_mode(&relaxed);
-    if (!err && !library[fp16])
-        err = cu->library_load(&library[fp16], fp16 ? mk_kernels_gemm_fp16 : mk_kernels_gemm_bf16, NULL, NULL,
-                               0, NULL, NULL, 0);
+    if (!err && !library[image])
+        err = cu->library_load(&library[image], image_of(image), NULL, NULL, 0, NULL, NULL, 0);
     if (!err && !k && nkernels < (int)(sizeof(kernels) / sizeof(kernels[0]))) {
         k = &kernels[nkernels];
-        err = cu->library_kernel(&k->kernel, library[fp16], name);
+        err = cu->library_kernel(&k->kernel, library[image], name);
         if (!err) {
             snprintf(k->name, sizeof(k->name), "%s", name);
             k->prepared = 0;
@@ -150,25 +160,45 @@ out:
 }
 
 /* A map over x [rows, cols] (cols contiguous, row stride ld), in boxes of box_rows x box_cols. */
+static int make_map_as(const struct mk_cuda *cu, struct mk_cu_map *map, const struct mk_gemm_problem *p,
+                       const void *x, int64_t rows, int64_t cols, int64_t ld, uint32_t box_rows,
+                       uint32_t box_cols, int swizzle)
+{
+    const uint64_t dims[2] = {(uint64_t)cols, (uint64_t)rows}, strides[1] = {(uint64_t)ld * 2};
+    const uint32_t box[2] = {box_cols, box_rows}, steps[2] = {1, 1};
+    const int err =
+        cu->tensor_map(map, p->dtype == MK_FLOAT16 ? MK_CU_MAP_FLOAT16 : MK_CU_MAP_BFLOAT16, 2,
+                       (void *)(uintptr_t)x, dims, strides, box, steps, 0, swizzle, MK_CU_MAP_L2_256B, 0);
+    return err ? mk_cuda_fail(err, "tensor map") : 0;
+}
+
 static int make_map(const struct mk_cuda *cu, struct mk_cu_map *map, const struct mk_gemm_problem *p,
                     const void *x, int64_t rows, int64_t cols, int64_t ld, uint32_t box_rows,
                     uint32_t box_cols)
 {
-    const uint64_t dims[2] = {(uint64_t)cols, (uint64_t)rows}, strides[1] = {(uint64_t)ld * 2};
-    const uint32_t box[2] = {box_cols, box_rows}, steps[2] = {1, 1};
-    const int err = cu->tensor_map(map, p->dtype == MK_FLOAT16 ? MK_CU_MAP_FLOAT16 : MK_CU_MAP_BFLOAT16, 2,
-                                   (void *)(uintptr_t)x, dims, strides, box, steps, 0, MK_CU_MAP_SWIZZLE_128B,
-                                   MK_CU_MAP_L2_256B, 0);
-    return err ? mk_cuda_fail(err, "tensor map") : 0;
+    return make_map_as(cu, map, p, x, rows, cols, ld, box_rows, box_cols, MK_CU_MAP_SWIZZLE_128B);
+}
+
+int mk_gemm_cuda_boxes(const struct mk_cuda *cu, const struct mk_gemm_problem *p, int rows, int cols,
+                       struct mk_cu_map *out)
+{
+    return make_map_as(cu, out, p, p->c, p->m, p->n, p->ldc, (uint32_t)rows, (uint32_t)cols, 0);
 }
 
 static int launch(const struct mk_cuda *cu, const struct mk_gemm_problem *p, const char *name, int smem,
                   int grid, int threads, int cluster, bool early, void *params, void *stream)
 {
+    return mk_cuda_start(cu, p->dtype == MK_FLOAT16 ? MK_IMAGE_GEMM_FP16 : MK_IMAGE_GEMM_BF16, name, smem,
+                         grid, threads, cluster, early, params, stream);
+}
+
+int mk_cuda_start(const struct mk_cuda *cu, enum mk_image image, const char *name, int smem, int grid,
+                  int threads, int cluster, bool early, void *params, void *stream)
+{
     struct mk_cu_attr attr[2];
     struct mk_cu_launch config;
     void *kernel = NULL, *args[1] = {params};
-    int ret = find_kernel(cu, name, p->dtype == MK_FLOAT16, smem, &kernel);
+    int ret = find_kernel(cu, name, image, smem, &kernel);
     if (ret)
         return ret;
     memset(&config, 0, sizeof(config));
@@ -199,25 +229,23 @@ static const char *type_name(const struct mk_gemm_problem *p)
     return p->dtype == MK_FLOAT16 ? "fp16" : "bf16";
 }
 
-static int big_smem(int bn)
+int mk_gemm_cuda_smem(int bn)
 {
     const int stage = (128 + bn) * 128, out = bn >= 128 ? 32768 : 16384;
     const int fit = (232448 - 2048 - out) / stage;
     return 2048 + (fit > 8 ? 8 : fit) * stage + out;
 }
 
-static int launch_big(const struct mk_cuda *cu, const struct mk_gemm_problem *p,
-                      const struct mk_gemm_choice *c, void *stream)
+int mk_gemm_cuda_maps(const struct mk_cuda *cu, const struct mk_gemm_problem *p, int bn, int cm,
+                      struct mk_big_params *out)
 {
-    struct big_params q;
-    char name[48];
+    struct mk_big_params q;
     memset(&q, 0, sizeof(q));
     int ret = p->layout == MK_NT ? make_map(cu, &q.a, p, p->a, p->k, p->m, p->lda, 64, 64)
                                  : make_map(cu, &q.a, p, p->a, p->m, p->k, p->lda, 128, 64);
     if (!ret)
-        ret = p->layout == MK_TN
-                  ? make_map(cu, &q.b, p, p->b, p->n, p->k, p->ldb, (uint32_t)(c->bn / c->cm), 64)
-                  : make_map(cu, &q.b, p, p->b, p->k, p->n, p->ldb, 64, 64);
+        ret = p->layout == MK_TN ? make_map(cu, &q.b, p, p->b, p->n, p->k, p->ldb, (uint32_t)(bn / cm), 64)
+                                 : make_map(cu, &q.b, p, p->b, p->k, p->n, p->ldb, 64, 64);
     if (!ret)
         ret = make_map(cu, &q.c, p, p->c, p->m, p->n, p->ldc, 64, 64);
     if (ret)
@@ -225,13 +253,25 @@ static int launch_big(const struct mk_cuda *cu, const struct mk_gemm_problem *p,
     q.m = (int32_t)p->m;
     q.n = (int32_t)p->n;
     q.k = (int32_t)p->k;
+    *out = q;
+    return 0;
+}
+
+static int launch_big(const struct mk_cuda *cu, const struct mk_gemm_problem *p,
+                      const struct mk_gemm_choice *c, void *stream)
+{
+    struct mk_big_params q;
+    char name[48];
+    const int ret = mk_gemm_cuda_maps(cu, p, c->bn, c->cm, &q);
+    if (ret)
+        return ret;
     q.group = c->group;
     q.bias = p->bias;
     q.act = p->act;
     const int64_t tiles = up(p->m, 128 * c->cm) * up(p->n, c->bn) * c->cm;
     const int64_t grid = tiles < c->blocks / c->cm * c->cm ? tiles : c->blocks / c->cm * c->cm;
     snprintf(name, sizeof(name), "gemm_%s_%s_%dx%d", layouts[p->layout], type_name(p), c->bn, c->cm);
-    return launch(cu, p, name, big_smem(c->bn), (int)grid, 384, c->cm, true, &q, stream);
+    return launch(cu, p, name, mk_gemm_cuda_smem(c->bn), (int)grid, 384, c->cm, true, &q, stream);
 }
 
 /* Stages of the pipeline: the memory of one block a multiprocessor, with what 4.3 TB/s need in flight. */

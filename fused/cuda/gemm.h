@@ -5,8 +5,18 @@
 #include "mk/cuda.h"
 #include "mkernel.h"
 
-/* The embedded fat binaries (made by nvcc from gemm_bf16.cu, gemm_fp16.cu; none.c without nvcc). */
-extern const uint8_t mk_kernels_gemm_bf16[], mk_kernels_gemm_fp16[];
+/* The embedded fat binaries (made by nvcc from the .cu files of the same names; none.c without nvcc). */
+extern const uint8_t mk_kernels_gemm_bf16[], mk_kernels_gemm_fp16[], mk_kernels_gemm_ar_bf16[],
+    mk_kernels_gemm_ar_fp16[], mk_kernels_gemm_ar_portable_bf16[], mk_kernels_gemm_ar_portable_fp16[];
+enum mk_image {
+    MK_IMAGE_GEMM_BF16 = 0,
+    MK_IMAGE_GEMM_FP16 = 1,
+    MK_IMAGE_AR_BF16 = 2,
+    MK_IMAGE_AR_FP16 = 3,
+    MK_IMAGE_AR_PORTABLE_BF16 = 4,
+    MK_IMAGE_AR_PORTABLE_FP16 = 5,
+    MK_IMAGES = 6
+};
 extern const bool mk_kernels_built;
 
 enum mk_gemm_kind { MK_GEMM_BIG = 0, MK_GEMM_SKINNY = 1, MK_GEMM_PORTABLE = 2 };
@@ -39,6 +49,25 @@ void mk_gemm_choose(const struct mk_gemm_problem *p, bool hopper, int blocks, in
                     struct mk_gemm_choice *out);
 /* Launches on the current context; asynchronous, capturable. */
 int mk_gemm_cuda_launch(const struct mk_gemm_problem *p, const struct mk_gemm_choice *c, void *stream);
+
+/* Can the copy engine take all operands? */
+bool mk_gemm_cuda_bulk(const struct mk_gemm_problem *p);
+/* What the Hopper kernels with 128 x bn tiles get: the same words as struct mk_gemm_sm90. */
+struct mk_big_params {
+    struct mk_cu_map a, b, c;
+    int32_t m, n, k, group;
+    const void *bias;
+    int32_t act, pad;
+};
+int mk_gemm_cuda_maps(const struct mk_cuda *cu, const struct mk_gemm_problem *p, int bn, int cm,
+                      struct mk_big_params *out);
+/* C in boxes of rows x cols (at most 256 each), in shared memory row by row. */
+int mk_gemm_cuda_boxes(const struct mk_cuda *cu, const struct mk_gemm_problem *p, int rows, int cols,
+                       struct mk_cu_map *out);
+int mk_gemm_cuda_smem(int bn);
+/* Launches kernel `name` of an embedded image. early: it may start before the grid before it in the stream ends. */
+int mk_cuda_start(const struct mk_cuda *cu, enum mk_image image, const char *name, int smem, int grid,
+                  int threads, int cluster, bool early, void *params, void *stream);
 
 /* Where do the operands live? 1: all on the current context's device (then *blocks, *hopper); 0: none of them is
  * device memory; INVALID: mixed, another device, no current context, a stream of another context; UNSUPPORTED: a GPU

@@ -70,11 +70,17 @@ struct mk_ar {
     int32_t skip_compute;                /* the tiles are there already (T_comm) */
     int32_t skip_comm;                   /* tiles alone (T_compute) */
     int32_t blocks, budget, max_helpers; /* B; blocks that prefer communication; R */
-    uint32_t comm_id;                    /* in commands */
+    uint64_t
+        patience_ns;  /* a block that prefers communication takes a tile when nothing was ready for so long */
+    uint32_t comm_id; /* in commands */
     struct mk_ar_state *state;
-    uint64_t *tile_flag;        /* [tiles]: epoch when ready; who writes: COMPUTE (gpu) */
-    uint64_t *abort_word;       /* not 0: all blocks leave */
-    uint8_t *fixed, *staging;   /* this rank's memories */
+    uint64_t *tile_flag;      /* [tiles]: {tag, parts written}; who writes: COMPUTE (gpu) */
+    uint32_t tile_parts;      /* of a tile: writers that publish on their own (warpgroups); CPU: 1 */
+    uint64_t *abort_word;     /* not 0: all blocks leave */
+    uint8_t *fixed, *staging; /* this rank's memories, as its local peers see them */
+    uint8_t *net_fixed,
+        *net_staging;           /* as the NIC sees them: the same on the CPU, and where the NIC reaches GPU
+                                       * memory; else pinned host memory */
     uint8_t *const *peer_fixed; /* of the local ranks, [local]; own entry unused */
     uint8_t *const *peer_staging;
     struct mk_ring ring; /* to the proxy */
@@ -87,6 +93,21 @@ struct mk_task {
     uint32_t item;  /* number within the queue */
     uint32_t chunk; /* or tile */
     uint32_t owned; /* number among the chunks of the chunk's local owner */
+    uint64_t seen;  /* the queue's word when the task was looked at */
+};
+
+/* The payload part of a task on a chunk; the tile side does it in one function (mk_tile_op), so that the machine code
+ * of sums and copies exists once. Reads either one slot (from), or C (from NULL, sum 0), or sums. */
+enum mk_op_sum { MK_OP_COPY = 0, MK_OP_NODE_SUM = 1, MK_OP_TOTAL = 2 };
+struct mk_op {
+    struct mk_rect r;
+    int32_t sum;         /* enum mk_op_sum; TOTAL applies the epilogue */
+    int32_t wire;        /* `to` takes the wire type */
+    int32_t to_c;        /* the result goes to C too */
+    int32_t to_peers;    /* and to the broadcast slots of all local peers */
+    int32_t to_result;   /* and to the result-out slots of all other nodes */
+    const uint8_t *from; /* contiguous slot, dtype of C */
+    uint8_t *to;         /* contiguous slot, or NULL */
 };
 
 /* What a block carries through one launch. */
@@ -96,6 +117,8 @@ struct mk_ar_block {
     uint32_t ticket;
     int32_t prefers_comm;
     int32_t helping;
+    uint32_t tiles;         /* tiles that this block has claimed */
+    uint64_t idle_since_ns; /* 0: its last look found something to do */
     struct mk_task task;
 };
 
@@ -162,6 +185,8 @@ MK_DEV void mk_ar_locate(const struct mk_ar *ar, int kind, int32_t peer, uint32_
     task->item = item;
     task->owned = item;
     task->chunk = item;
+    if (kind == MK_AR_TILE)
+        task->chunk = mk_tile_in_order(&ar->grid, item);
     if (kind == MK_AR_TILE || kind >= MK_AR_HDR_OUT_LOCAL)
         return;
     if (t->nnodes > 2 && (kind == MK_AR_SUM || kind == MK_AR_RESULT))
@@ -185,27 +210,31 @@ MK_DEV uint64_t *mk_ar_note(uint8_t *fixed, const struct mk_rings *r, uint32_t n
 {
     return (uint64_t *)(fixed + r->notes_off) + note;
 }
+/* This rank's fixed memory with the words of a class. */
+MK_DEV uint8_t *mk_ar_fixed(const struct mk_ar *ar, int cls)
+{
+    return mk_class_is_local(cls) ? ar->fixed : ar->net_fixed;
+}
 /* Has position p of in-ring (cls, peer) arrived here? */
 MK_DEV bool mk_ar_arrived(const struct mk_ar *ar, int cls, int32_t peer, uint64_t p)
 {
     const uint32_t note = mk_flag_note(&ar->rings, cls, mk_class_self(&ar->rings.topo, cls), peer, p);
-    return mk_poll_sys(mk_ar_note(ar->fixed, &ar->rings, note)) == p + 1;
+    return mk_peek_sys_u64(mk_ar_note(mk_ar_fixed(ar, cls), &ar->rings, note)) == p + 1;
 }
 /* May position p of out-ring (cls, peer) be written: granted by the peer, and the NIC done with the slot? */
 MK_DEV bool mk_ar_granted(const struct mk_ar *ar, int cls, int32_t peer, uint64_t p)
 {
     const struct mk_rings *r = &ar->rings;
     const uint32_t note = mk_credit_note(r, cls, mk_class_self(&r->topo, cls), peer);
-    if (mk_poll_sys(mk_ar_note(ar->fixed, r, note)) <= p)
-        return false;
+    const bool granted = mk_peek_sys_u64(mk_ar_note(mk_ar_fixed(ar, cls), r, note)) > p;
     if (mk_class_is_local(cls))
-        return true;
+        return granted;
 #if MK_MUTATE == 4
-    return true;
+    return granted;
 #else
-    return mk_poll_sys((uint64_t *)(ar->fixed + r->done_off) + mk_done_index(r, cls, peer, p)) +
-               r->slots[cls] >=
-           p + 1;
+    const uint64_t done =
+        mk_peek_sys_u64((uint64_t *)(ar->net_fixed + r->done_off) + mk_done_index(r, cls, peer, p));
+    return granted & (done + r->slots[cls] >= p + 1);
 #endif
 }
 
@@ -214,11 +243,12 @@ MK_DEV bool mk_ar_granted(const struct mk_ar *ar, int cls, int32_t peer, uint64_
 /* This rank's in slot of (cls, peer) at position p. */
 MK_DEV uint8_t *mk_ar_in(const struct mk_ar *ar, int cls, int32_t peer, uint64_t p)
 {
-    return ar->staging + mk_in_slot(&ar->rings, cls, mk_class_self(&ar->rings.topo, cls), peer, p);
+    uint8_t *staging = mk_class_is_local(cls) ? ar->staging : ar->net_staging;
+    return staging + mk_in_slot(&ar->rings, cls, mk_class_self(&ar->rings.topo, cls), peer, p);
 }
 MK_DEV uint8_t *mk_ar_out(const struct mk_ar *ar, int cls, int32_t peer, uint64_t p)
 {
-    return ar->staging + mk_out_slot(&ar->rings, cls, peer, p);
+    return ar->net_staging + mk_out_slot(&ar->rings, cls, peer, p);
 }
 /* Local peer's in slot that this rank fills. */
 MK_DEV uint8_t *mk_ar_at_local(const struct mk_ar *ar, int cls, int32_t peer, uint64_t p)

@@ -20,7 +20,7 @@ MK_DEV void mk_ar_command(const struct mk_ar *ar, struct mk_cmd *c)
         if (mk_ar_aborted(ar))
             return;
         mk_wake_proxy(ar);
-        mk_pause();
+        mk_pause(ar);
     }
     mk_ring_publish(&ar->ring, at, c);
     mk_wake_proxy(ar);
@@ -46,7 +46,7 @@ MK_DEV void mk_ar_send(const struct mk_ar *ar, const struct mk_ar_block *blk, in
     mk_cmd_set_len(&c, bytes);
     mk_cmd_set_chunk(&c, chunk);
     mk_cmd_set_note(&c, mk_flag_note(r, cls, peer, r->topo.node, p));
-    mk_cmd_set_use4(&c, p / r->slots[cls] + 1);
+    mk_cmd_set_use4(&c, mk_lap_of(r->slots[cls], p) + 1);
     mk_cmd_set_value(&c, p + 1);
     mk_cmd_set_done(&c, mk_done_index(r, cls, peer, p));
     mk_cmd_set_comm(&c, ar->comm_id);
@@ -132,7 +132,7 @@ MK_DEV void mk_ar_header_out(const struct mk_ar *ar, const struct mk_ar_block *b
     uint64_t *h =
         cls == MK_CLASS_HEADER_LOCAL
             ? (uint64_t *)(ar->peer_fixed[peer] + mk_in_slot(&ar->rings, cls, peer, ar->rings.topo.local, p))
-            : (uint64_t *)(ar->fixed + mk_out_slot(&ar->rings, cls, peer, p));
+            : (uint64_t *)(ar->net_fixed + mk_out_slot(&ar->rings, cls, peer, p));
     if (mk_lane() == 0) {
         mk_st_rlx_sys_u64(&h[0], blk->epoch);
         mk_st_rlx_sys_u64(&h[1], ar->signature);
@@ -151,8 +151,8 @@ MK_DEV void mk_ar_header_in(const struct mk_ar *ar, const struct mk_ar_block *bl
     const int node_level = cls == MK_CLASS_HEADER_NODE;
     if (mk_lane() != 0)
         return;
-    const uint64_t *h =
-        (const uint64_t *)(ar->fixed + mk_in_slot(&ar->rings, cls, mk_class_self(t, cls), peer, p));
+    const uint64_t *h = (const uint64_t *)(mk_ar_fixed(ar, cls) +
+                                           mk_in_slot(&ar->rings, cls, mk_class_self(t, cls), peer, p));
     if (mk_ld_rlx_sys_u64(&h[0]) != blk->epoch || mk_ld_rlx_sys_u64(&h[1]) != ar->signature) {
         mk_raise_mismatch(ar, node_level, peer);
         return;
@@ -163,92 +163,125 @@ MK_DEV void mk_ar_header_in(const struct mk_ar *ar, const struct mk_ar_block *bl
 
 /* ---- tasks ---- */
 
-MK_DEV void mk_ar_do_sum(const struct mk_ar *ar, const struct mk_ar_block *blk)
+/* The whole tile is in C, stored by this block. */
+MK_DEV void mk_ar_publish_tile(const struct mk_ar *ar, const struct mk_ar_block *blk, uint32_t tile)
 {
-    const struct mk_task *t = &blk->task;
-    const struct mk_rect r = mk_chunk_rect(&ar->grid, t->chunk);
-    const uint64_t p = mk_ar_pos_out(ar, MK_CLASS_SUM, t->peer, t->item);
-    mk_tile_sum(ar, blk, &r, mk_ar_out(ar, MK_CLASS_SUM, t->peer, p));
-    if (ar->rings.topo.nnodes == 2)
-        mk_publish_gpu(&ar->state->sum_ready[p % ar->rings.slots[MK_CLASS_SUM]], p + 1);
-    const uint64_t elem = ar->wire_fp32 ? 4 : mk_elem_bytes(ar->dtype);
-    mk_ar_send(ar, blk, MK_CLASS_SUM, t->peer, p, (uint64_t)r.rows * (uint64_t)r.cols * elem, t->chunk);
-    mk_ar_release_partials(ar, blk, t->owned);
+    mk_fence_async();
+    mk_block_sync();
+    if (mk_lane() == 0)
+        mk_count_add(&ar->tile_flag[tile], blk->tag, ar->tile_parts);
 }
 
-MK_DEV void mk_ar_do_reduce(const struct mk_ar *ar, const struct mk_ar_block *blk)
+MK_DEV uint64_t mk_ar_bytes(const struct mk_rect *r, uint32_t elem)
+{
+    return (uint64_t)r->rows * (uint64_t)r->cols * elem;
+}
+
+/* Reads and writes of a chunk task; p: the position of the ring that it belongs to. */
+MK_DEV uint64_t mk_ar_op(const struct mk_ar *ar, const struct mk_task *t, struct mk_op *op)
+{
+    const struct mk_topo *tp = &ar->rings.topo;
+    uint64_t p = 0;
+    op->r = mk_chunk_rect(&ar->grid, t->chunk);
+    op->sum = MK_OP_COPY;
+    op->wire = op->to_c = op->to_peers = op->to_result = 0;
+    op->from = (const uint8_t *)0;
+    op->to = (uint8_t *)0;
+    switch (t->kind) {
+    case MK_AR_PUSH:
+        p = mk_ar_pos_out(ar, MK_CLASS_PARTIAL, t->peer, t->item);
+        op->to = mk_ar_at_local(ar, MK_CLASS_PARTIAL, t->peer, p);
+        break;
+    case MK_AR_SUM:
+        p = mk_ar_pos_out(ar, MK_CLASS_SUM, t->peer, t->item);
+        op->sum = MK_OP_NODE_SUM;
+        op->wire = 1;
+        op->to = mk_ar_out(ar, MK_CLASS_SUM, t->peer, p);
+        break;
+    case MK_AR_REDUCE:
+        op->sum = MK_OP_TOTAL;
+        op->to_c = op->to_peers = 1;
+        op->to_result = tp->nnodes > 2;
+        break;
+    case MK_AR_RESULT:
+        p = mk_ar_pos_in(ar, MK_CLASS_RESULT, t->peer, t->item);
+        op->from = mk_ar_in(ar, MK_CLASS_RESULT, t->peer, p);
+        op->to_c = op->to_peers = 1;
+        break;
+    default: /* BCAST */
+        p = mk_ar_pos_in(ar, MK_CLASS_BCAST, t->peer, t->item);
+        op->from = mk_ar_in(ar, MK_CLASS_BCAST, t->peer, p);
+        op->to_c = 1;
+        break;
+    }
+    return p;
+}
+
+/* After REDUCE: the result to the other nodes (D > 2), and everything read is given back. */
+MK_DEV void mk_ar_finish_reduce(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_op *op)
 {
     const struct mk_task *t = &blk->task;
     const struct mk_topo *tp = &ar->rings.topo;
-    const struct mk_rect r = mk_chunk_rect(&ar->grid, t->chunk);
-    mk_tile_reduce(ar, blk, &r);
-    mk_ar_publish_bcast(ar, t->owned);
     for (int32_t e = 0; e < tp->nnodes; e++) {
         if (e == tp->node)
             continue;
         if (tp->nnodes > 2)
             mk_ar_send(ar, blk, MK_CLASS_RESULT, e, mk_ar_pos_out(ar, MK_CLASS_RESULT, e, t->item),
-                       (uint64_t)r.rows * (uint64_t)r.cols * mk_elem_bytes(ar->dtype), t->chunk);
+                       mk_ar_bytes(&op->r, mk_elem_bytes(ar->dtype)), t->chunk);
         mk_ar_release(ar, blk, MK_CLASS_SUM, e, mk_ar_pos_in(ar, MK_CLASS_SUM, e, t->item));
     }
     if (tp->nnodes == 2) {
         const uint64_t p = mk_ar_pos_out(ar, MK_CLASS_SUM, 1 - tp->node, t->item);
-        mk_publish_gpu(&ar->state->sum_used[p % ar->rings.slots[MK_CLASS_SUM]], p + 1);
-    } else {
-        mk_ar_release_partials(ar, blk, t->owned);
+        mk_publish_gpu(&ar->state->sum_used[mk_slot_of(ar->rings.slots[MK_CLASS_SUM], p)], p + 1);
     }
+}
+
+MK_DEV void mk_ar_do_chunk(const struct mk_ar *ar, const struct mk_ar_block *blk)
+{
+    const struct mk_task *t = &blk->task;
+    struct mk_op op;
+    const uint64_t p = mk_ar_op(ar, t, &op);
+    mk_tile_op(ar, blk, &op);
+    if (t->kind == MK_AR_PUSH)
+        mk_ar_publish_local(ar, MK_CLASS_PARTIAL, t->peer, p);
+    if (op.to_peers)
+        mk_ar_publish_bcast(ar, t->owned);
+    if (t->kind == MK_AR_SUM) {
+        if (ar->rings.topo.nnodes == 2)
+            mk_publish_gpu(&ar->state->sum_ready[mk_slot_of(ar->rings.slots[MK_CLASS_SUM], p)], p + 1);
+        mk_ar_send(ar, blk, MK_CLASS_SUM, t->peer, p,
+                   mk_ar_bytes(&op.r, ar->wire_fp32 ? 4 : mk_elem_bytes(ar->dtype)), t->chunk);
+    }
+    if (t->kind == MK_AR_REDUCE)
+        mk_ar_finish_reduce(ar, blk, &op);
+    if (t->kind == MK_AR_SUM || (t->kind == MK_AR_REDUCE && ar->rings.topo.nnodes != 2))
+        mk_ar_release_partials(ar, blk, t->owned);
+    if (op.from)
+        mk_ar_release(ar, blk, t->kind == MK_AR_RESULT ? MK_CLASS_RESULT : MK_CLASS_BCAST, t->peer, p);
 }
 
 /* Does blk->task; all lanes. */
 MK_DEV void mk_ar_do(const struct mk_ar *ar, struct mk_ar_block *blk)
 {
     const struct mk_task *t = &blk->task;
-    uint64_t p;
-    struct mk_rect r;
     mk_consume();
     switch (t->kind) {
     case MK_AR_TILE:
         mk_tile_gemm(ar, blk);
-        mk_publish_gpu(&ar->tile_flag[t->chunk], blk->epoch);
-        break;
-    case MK_AR_PUSH:
-        p = mk_ar_pos_out(ar, MK_CLASS_PARTIAL, t->peer, t->item);
-        r = mk_chunk_rect(&ar->grid, t->chunk);
-        mk_tile_pack(ar, &r, mk_ar_at_local(ar, MK_CLASS_PARTIAL, t->peer, p));
-        mk_ar_publish_local(ar, MK_CLASS_PARTIAL, t->peer, p);
-        break;
-    case MK_AR_SUM:
-        mk_ar_do_sum(ar, blk);
-        break;
-    case MK_AR_REDUCE:
-        mk_ar_do_reduce(ar, blk);
-        break;
-    case MK_AR_RESULT:
-        p = mk_ar_pos_in(ar, MK_CLASS_RESULT, t->peer, t->item);
-        r = mk_chunk_rect(&ar->grid, t->chunk);
-        mk_tile_unpack(ar, &r, mk_ar_in(ar, MK_CLASS_RESULT, t->peer, p), 1, t->owned);
-        mk_ar_publish_bcast(ar, t->owned);
-        mk_ar_release(ar, blk, MK_CLASS_RESULT, t->peer, p);
-        break;
-    case MK_AR_BCAST:
-        p = mk_ar_pos_in(ar, MK_CLASS_BCAST, t->peer, t->item);
-        r = mk_chunk_rect(&ar->grid, t->chunk);
-        mk_tile_unpack(ar, &r, mk_ar_in(ar, MK_CLASS_BCAST, t->peer, p), 0, t->owned);
-        mk_ar_release(ar, blk, MK_CLASS_BCAST, t->peer, p);
+        mk_ar_publish_tile(ar, blk, t->chunk);
         break;
     case MK_AR_HDR_OUT_LOCAL:
-        mk_ar_header_out(ar, blk, MK_CLASS_HEADER_LOCAL, t->peer);
-        break;
     case MK_AR_HDR_OUT_NODE:
-        mk_ar_header_out(ar, blk, MK_CLASS_HEADER_NODE, t->peer);
+        mk_ar_header_out(
+            ar, blk, t->kind == MK_AR_HDR_OUT_LOCAL ? MK_CLASS_HEADER_LOCAL : MK_CLASS_HEADER_NODE, t->peer);
         break;
     case MK_AR_HDR_IN_LOCAL:
-        mk_ar_header_in(ar, blk, MK_CLASS_HEADER_LOCAL, t->peer);
-        break;
     case MK_AR_HDR_IN_NODE:
-        mk_ar_header_in(ar, blk, MK_CLASS_HEADER_NODE, t->peer);
+        mk_ar_header_in(ar, blk, t->kind == MK_AR_HDR_IN_LOCAL ? MK_CLASS_HEADER_LOCAL : MK_CLASS_HEADER_NODE,
+                        t->peer);
         break;
     default:
+        mk_ar_do_chunk(ar, blk);
         break;
     }
     mk_block_sync();
@@ -310,7 +343,7 @@ MK_DEV bool mk_ar_drained(const struct mk_ar *ar, int32_t e)
         const uint32_t last = n < r->slots[cls] ? n : r->slots[cls];
         for (uint32_t i = n - last; i < n; i++) {
             const uint64_t p = mk_ar_pos_out(ar, cls, e, i);
-            if (mk_poll_sys((uint64_t *)(ar->fixed + r->done_off) + mk_done_index(r, cls, e, p)) < p + 1)
+            if (mk_poll_sys((uint64_t *)(ar->net_fixed + r->done_off) + mk_done_index(r, cls, e, p)) < p + 1)
                 return false;
         }
     }

@@ -19,93 +19,95 @@ MK_DEV bool mk_ar_aborted(const struct mk_ar *ar)
 {
     return mk_ld_acq_sys_u64(ar->abort_word) != 0;
 }
+MK_DEV bool mk_ar_tile_ready(const struct mk_ar *ar, const struct mk_ar_block *blk, uint32_t tile)
+{
+    return mk_count_read(&ar->tile_flag[tile], blk->tag) == ar->tile_parts;
+}
 
-/* ---- readiness ---- */
+/* ---- readiness ----
+ *
+ * All lanes of a warp look together. What a task needs is read by peeks that do not wait for each other (hence & and
+ * not &&), and ordered once, by the mk_peeked of a look that found everything there. Once a task is ready it stays so
+ * until it is claimed. */
 
 MK_DEV bool mk_ar_header_ok(const struct mk_ar *ar, const struct mk_ar_block *blk, int node_level,
                             int32_t peer)
 {
-    return mk_count_read(&ar->state->header_ok[node_level][peer], blk->tag) != 0;
+    return mk_count_peek(&ar->state->header_ok[node_level][peer], blk->tag) != 0;
 }
 
-/* All tiles that touch the chunk are in C. */
+/* All tiles that touch the chunk are in C. This lane's share of them. */
 MK_DEV bool mk_ar_tiles_ready(const struct mk_ar *ar, const struct mk_ar_block *blk, uint32_t chunk)
 {
     if (ar->skip_compute)
         return true;
     const struct mk_grid *g = &ar->grid;
     const struct mk_rect r = mk_chunk_rect(g, chunk);
-    const uint32_t across = mk_div_up(g->n, g->tile_n);
-    const uint32_t r0 = (uint32_t)(r.row / g->tile_m), r1 = (uint32_t)((r.row + r.rows - 1) / g->tile_m);
-    const uint32_t c0 = (uint32_t)(r.col / g->tile_n), c1 = (uint32_t)((r.col + r.cols - 1) / g->tile_n);
-    for (uint32_t i = r0; i <= r1; i++)
-        for (uint32_t j = c0; j <= c1; j++)
-            if (mk_poll_gpu(&ar->tile_flag[i * across + j]) != blk->epoch)
-                return false;
-    return true;
+    const uint32_t th = (uint32_t)g->tile_m, tw = (uint32_t)g->tile_n;
+    const uint32_t row = (uint32_t)r.row, col = (uint32_t)r.col; /* below 2^31 */
+    const uint32_t r0 = row / th, c0 = col / tw;
+    const uint32_t nr = (row + (uint32_t)r.rows - 1) / th - r0 + 1,
+                   nc = (col + (uint32_t)r.cols - 1) / tw - c0 + 1;
+    bool ready = true;
+    for (uint32_t i = mk_warp_lane(); i < nr * nc; i += mk_warp_lanes())
+        ready &= mk_count_peek(&ar->tile_flag[(r0 + i / nc) * g->tile_cols + c0 + i % nc], blk->tag) ==
+                 ar->tile_parts;
+    return ready;
 }
 
 /* Partials of all other local ranks for owned chunk i. */
 MK_DEV bool mk_ar_partials_here(const struct mk_ar *ar, const struct mk_ar_block *blk, uint32_t i)
 {
     const struct mk_topo *t = &ar->rings.topo;
-    for (int32_t r = 0; r < t->nlocal; r++) {
-        if (r == t->local)
-            continue;
-        if (!mk_ar_header_ok(ar, blk, 0, r) ||
-            !mk_ar_arrived(ar, MK_CLASS_PARTIAL, r, mk_ar_pos_in(ar, MK_CLASS_PARTIAL, r, i)))
-            return false;
-    }
-    return true;
+    bool here = true;
+    for (int32_t r = 0; r < t->nlocal; r++)
+        if (r != t->local)
+            here &= mk_ar_header_ok(ar, blk, 0, r) &
+                    mk_ar_arrived(ar, MK_CLASS_PARTIAL, r, mk_ar_pos_in(ar, MK_CLASS_PARTIAL, r, i));
+    return here;
 }
 MK_DEV bool mk_ar_bcast_granted(const struct mk_ar *ar, const struct mk_ar_block *blk, uint32_t i)
 {
     const struct mk_topo *t = &ar->rings.topo;
-    for (int32_t r = 0; r < t->nlocal; r++) {
-        if (r == t->local)
-            continue;
-        if (!mk_ar_header_ok(ar, blk, 0, r) ||
-            !mk_ar_granted(ar, MK_CLASS_BCAST, r, mk_ar_pos_out(ar, MK_CLASS_BCAST, r, i)))
-            return false;
-    }
-    return true;
+    bool granted = true;
+    for (int32_t r = 0; r < t->nlocal; r++)
+        if (r != t->local)
+            granted &= mk_ar_header_ok(ar, blk, 0, r) &
+                       mk_ar_granted(ar, MK_CLASS_BCAST, r, mk_ar_pos_out(ar, MK_CLASS_BCAST, r, i));
+    return granted;
 }
 
 MK_DEV bool mk_ar_sum_ready(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_task *t)
 {
     const uint64_t p = mk_ar_pos_out(ar, MK_CLASS_SUM, t->peer, t->item);
     const uint32_t s = ar->rings.slots[MK_CLASS_SUM];
-    if (!mk_ar_header_ok(ar, blk, 1, t->peer) || !mk_ar_granted(ar, MK_CLASS_SUM, t->peer, p))
-        return false;
-    if (ar->rings.topo.nnodes == 2 && mk_poll_gpu(&ar->state->sum_used[p % s]) + s < p + 1)
-        return false;
-    return mk_ar_tiles_ready(ar, blk, t->chunk) && mk_ar_partials_here(ar, blk, t->owned);
+    bool ready = mk_ar_header_ok(ar, blk, 1, t->peer) & mk_ar_granted(ar, MK_CLASS_SUM, t->peer, p);
+    if (ar->rings.topo.nnodes == 2)
+        ready &= mk_peek_gpu_u64(&ar->state->sum_used[mk_slot_of(s, p)]) + s >= p + 1;
+    return ready & mk_ar_tiles_ready(ar, blk, t->chunk) & mk_ar_partials_here(ar, blk, t->owned);
 }
 
 MK_DEV bool mk_ar_reduce_ready(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_task *t)
 {
     const struct mk_topo *tp = &ar->rings.topo;
+    bool ready = mk_ar_bcast_granted(ar, blk, t->owned);
     for (int32_t e = 0; e < tp->nnodes; e++) {
         if (e == tp->node)
             continue;
-        if (!mk_ar_header_ok(ar, blk, 1, e) ||
-            !mk_ar_arrived(ar, MK_CLASS_SUM, e, mk_ar_pos_in(ar, MK_CLASS_SUM, e, t->item)))
-            return false;
-        if (tp->nnodes > 2 &&
-            !mk_ar_granted(ar, MK_CLASS_RESULT, e, mk_ar_pos_out(ar, MK_CLASS_RESULT, e, t->item)))
-            return false;
+        ready &= mk_ar_header_ok(ar, blk, 1, e) &
+                 mk_ar_arrived(ar, MK_CLASS_SUM, e, mk_ar_pos_in(ar, MK_CLASS_SUM, e, t->item));
+        if (tp->nnodes > 2)
+            ready &= mk_ar_granted(ar, MK_CLASS_RESULT, e, mk_ar_pos_out(ar, MK_CLASS_RESULT, e, t->item));
     }
     if (tp->nnodes == 2) {
         const uint64_t p = mk_ar_pos_out(ar, MK_CLASS_SUM, 1 - tp->node, t->item);
-        if (mk_poll_gpu(&ar->state->sum_ready[p % ar->rings.slots[MK_CLASS_SUM]]) != p + 1)
-            return false;
-    } else if (!mk_ar_tiles_ready(ar, blk, t->chunk) || !mk_ar_partials_here(ar, blk, t->owned)) {
-        return false;
+        const uint32_t s = ar->rings.slots[MK_CLASS_SUM];
+        return ready & (mk_peek_gpu_u64(&ar->state->sum_ready[mk_slot_of(s, p)]) == p + 1);
     }
-    return mk_ar_bcast_granted(ar, blk, t->owned);
+    return ready & mk_ar_tiles_ready(ar, blk, t->chunk) & mk_ar_partials_here(ar, blk, t->owned);
 }
 
-/* Inputs here and every output slot granted? Once true it stays true until the task is claimed. */
+/* Inputs here and every output slot granted, as far as this lane looked? */
 MK_DEV bool mk_ar_ready(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_task *t)
 {
     const int32_t p = t->peer;
@@ -113,18 +115,18 @@ MK_DEV bool mk_ar_ready(const struct mk_ar *ar, const struct mk_ar_block *blk, c
     case MK_AR_TILE:
         return true;
     case MK_AR_PUSH:
-        return mk_ar_header_ok(ar, blk, 0, p) && mk_ar_tiles_ready(ar, blk, t->chunk) &&
+        return mk_ar_header_ok(ar, blk, 0, p) & mk_ar_tiles_ready(ar, blk, t->chunk) &
                mk_ar_granted(ar, MK_CLASS_PARTIAL, p, mk_ar_pos_out(ar, MK_CLASS_PARTIAL, p, t->item));
     case MK_AR_SUM:
         return mk_ar_sum_ready(ar, blk, t);
     case MK_AR_REDUCE:
         return mk_ar_reduce_ready(ar, blk, t);
     case MK_AR_RESULT:
-        return mk_ar_header_ok(ar, blk, 1, p) &&
-               mk_ar_arrived(ar, MK_CLASS_RESULT, p, mk_ar_pos_in(ar, MK_CLASS_RESULT, p, t->item)) &&
+        return mk_ar_header_ok(ar, blk, 1, p) &
+               mk_ar_arrived(ar, MK_CLASS_RESULT, p, mk_ar_pos_in(ar, MK_CLASS_RESULT, p, t->item)) &
                mk_ar_bcast_granted(ar, blk, t->owned);
     case MK_AR_BCAST:
-        return mk_ar_header_ok(ar, blk, 0, p) &&
+        return mk_ar_header_ok(ar, blk, 0, p) &
                mk_ar_arrived(ar, MK_CLASS_BCAST, p, mk_ar_pos_in(ar, MK_CLASS_BCAST, p, t->item));
     case MK_AR_HDR_OUT_LOCAL:
         return mk_ar_granted(ar, MK_CLASS_HEADER_LOCAL, p, mk_ar_pos_out(ar, MK_CLASS_HEADER_LOCAL, p, 0));
@@ -141,26 +143,60 @@ MK_DEV bool mk_ar_ready(const struct mk_ar *ar, const struct mk_ar_block *blk, c
 
 /* ---- claim ---- */
 
+/* Looks at the head of one queue; all lanes of a warp. Returns 1: *t is ready; 0: it is not; -1: nothing left. */
+MK_DEV int mk_ar_look(const struct mk_ar *ar, const struct mk_ar_block *blk, int kind, int32_t peer,
+                      struct mk_task *t)
+{
+    const uint32_t items = mk_ar_items(ar, kind, peer);
+    const uint64_t *word = &ar->state->queue[kind][peer];
+    if (!items)
+        return -1;
+    for (;;) {
+        const uint64_t seen = mk_warp_first(mk_peek_gpu_u64(word));
+        const uint32_t head = mk_count_of(seen, blk->tag);
+        if (head >= items)
+            return -1;
+        mk_ar_locate(ar, kind, peer, head, t);
+        t->seen = seen;
+        if (mk_warp_all(mk_ar_ready(ar, blk, t))) {
+            mk_peeked();
+            return 1;
+        }
+        if (mk_warp_first(mk_peek_gpu_u64(word)) == seen)
+            return 0;
+        /* somebody else claimed it while we looked */
+    }
+}
+/* Claims the next tile, which is always ready: many do so at once. false: there is none. */
+MK_DEV bool mk_ar_claim_tile(const struct mk_ar *ar, struct mk_ar_block *blk)
+{
+    uint64_t *word = &ar->state->queue[MK_AR_TILE][0];
+    const uint32_t items = mk_ar_items(ar, MK_AR_TILE, 0);
+    if (!items || mk_count_peek(word, blk->tag) >= items)
+        return false;
+    const uint32_t item = mk_count_add(word, blk->tag, 1);
+    if (item >= items)
+        return false;
+    mk_ar_locate(ar, MK_AR_TILE, 0, item, &blk->task);
+    blk->tiles++;
+    return true;
+}
+/* Claims a task that a look found ready; false: another block was faster. */
+MK_DEV bool mk_ar_claim(const struct mk_ar *ar, struct mk_ar_block *blk, const struct mk_task *t)
+{
+    if (!mk_count_claim(&ar->state->queue[t->kind][t->peer], blk->tag, t->item, t->seen))
+        return false;
+    blk->task = *t;
+    return true;
+}
 /* Tries the head of one queue. Returns 1: claimed into blk->task; 0: the head is not ready; -1: nothing left. */
 MK_DEV int mk_ar_try_queue(const struct mk_ar *ar, struct mk_ar_block *blk, int kind, int32_t peer)
 {
-    const uint32_t items = mk_ar_items(ar, kind, peer);
-    uint64_t *word = &ar->state->queue[kind][peer];
+    struct mk_task t;
     for (;;) {
-        const uint32_t head = mk_count_read(word, blk->tag);
-        if (head >= items)
-            return -1;
-        struct mk_task t;
-        mk_ar_locate(ar, kind, peer, head, &t);
-        if (!mk_ar_ready(ar, blk, &t)) {
-            if (mk_count_read(word, blk->tag) == head)
-                return 0;
-            continue; /* somebody else claimed it while we looked */
-        }
-        if (mk_count_claim(word, blk->tag, head)) {
-            blk->task = t;
-            return 1;
-        }
+        const int got = mk_ar_look(ar, blk, kind, peer, &t);
+        if (got != 1 || mk_ar_claim(ar, blk, &t))
+            return got;
     }
 }
 
@@ -186,18 +222,47 @@ MK_DEV int mk_ar_try_kind(const struct mk_ar *ar, struct mk_ar_block *blk, int k
 }
 
 /* Communication, later classes first, so that slots come free. */
+#define MK_AR_COMM_KINDS 9
+MK_DEV int mk_ar_comm_kind(int i)
+{
+    return i < 2    ? MK_AR_HDR_OUT_LOCAL + i
+           : i < 4  ? MK_AR_HDR_IN_LOCAL + i - 2
+           : i == 4 ? MK_AR_RESULT
+           : i == 5 ? MK_AR_REDUCE
+           : i == 6 ? MK_AR_SUM
+           : i == 7 ? MK_AR_BCAST
+                    : MK_AR_PUSH;
+}
+/* The queues of communication, numbered in that order, for machines that look at several at once. */
+MK_DEV uint32_t mk_ar_fan_out(const struct mk_ar *ar, int kind)
+{
+    const struct mk_topo *t = &ar->rings.topo;
+    const char fan = mk_ar_fan(kind);
+    return fan == '1' ? 1 : (uint32_t)(fan == 'l' ? t->nlocal : t->nnodes) - 1;
+}
+MK_DEV uint32_t mk_ar_comm_queues(const struct mk_ar *ar)
+{
+    uint32_t n = 0;
+    for (int i = 0; i < MK_AR_COMM_KINDS; i++)
+        n += mk_ar_fan_out(ar, mk_ar_comm_kind(i));
+    return n;
+}
+MK_DEV void mk_ar_comm_queue(const struct mk_ar *ar, uint32_t q, int *kind, int32_t *peer)
+{
+    const struct mk_topo *t = &ar->rings.topo;
+    int i = 0;
+    while (q >= mk_ar_fan_out(ar, mk_ar_comm_kind(i)))
+        q -= mk_ar_fan_out(ar, mk_ar_comm_kind(i++));
+    *kind = mk_ar_comm_kind(i);
+    const char fan = mk_ar_fan(*kind);
+    const int32_t n = fan == 'l' ? t->nlocal : t->nnodes, self = fan == 'l' ? t->local : t->node;
+    *peer = fan == '1' ? 0 : (self + 1 + (int32_t)q) % n;
+}
 MK_DEV int mk_ar_try_comm(const struct mk_ar *ar, struct mk_ar_block *blk)
 {
     int left = -1;
-    for (int i = 0; i < 9; i++) {
-        const int kind = i < 2    ? MK_AR_HDR_OUT_LOCAL + i
-                         : i < 4  ? MK_AR_HDR_IN_LOCAL + i - 2
-                         : i == 4 ? MK_AR_RESULT
-                         : i == 5 ? MK_AR_REDUCE
-                         : i == 6 ? MK_AR_SUM
-                         : i == 7 ? MK_AR_BCAST
-                                  : MK_AR_PUSH;
-        const int got = mk_ar_try_kind(ar, blk, kind);
+    for (int i = 0; i < MK_AR_COMM_KINDS; i++) {
+        const int got = mk_ar_try_kind(ar, blk, mk_ar_comm_kind(i));
         if (got == 1)
             return 1;
         if (got == 0)
@@ -212,36 +277,63 @@ MK_DEV void mk_ar_enter(const struct mk_ar *ar, struct mk_ar_block *blk)
     blk->epoch = mk_ld_acq_gpu_u64(&ar->state->epoch);
     blk->tag = (uint32_t)blk->epoch;
     blk->ticket = mk_count_add(&ar->state->tickets, blk->tag, 1);
-    blk->prefers_comm = (int32_t)blk->ticket < ar->budget;
+    blk->prefers_comm = (int32_t)blk->ticket + ar->budget >= ar->blocks;
     blk->helping = 0;
+    blk->tiles = 0;
+    blk->idle_since_ns = 0;
 }
 
-/* The next thing to do. One lane calls it; blk->task is then shared with the block. */
-MK_DEV int mk_ar_next(const struct mk_ar *ar, struct mk_ar_block *blk)
+/* What comes before the look at communication: MK_NEXT_TASK a tile, for blocks that compute; MK_NEXT_LEAVE after an
+ * abort; MK_NEXT_IDLE: nothing yet. */
+MK_DEV int mk_ar_next_tile(const struct mk_ar *ar, struct mk_ar_block *blk)
 {
     if (mk_ar_aborted(ar))
         return MK_NEXT_LEAVE;
-    int tiles = -1;
-    if (!blk->prefers_comm) {
-        tiles = mk_ar_try_queue(ar, blk, MK_AR_TILE, 0);
-        if (tiles == 1)
-            return MK_NEXT_TASK;
-    }
-    const int comm = mk_ar_try_comm(ar, blk);
-    if (comm == 1)
+    if (!blk->prefers_comm && mk_ar_claim_tile(ar, blk))
         return MK_NEXT_TASK;
+    return MK_NEXT_IDLE;
+}
+
+/* May a block that prefers communication, and found none ready, take a tile? The first at once, since nothing can be
+ * ready before the first tiles are; further ones when nothing was for a while. */
+MK_DEV bool mk_ar_impatient(const struct mk_ar *ar, struct mk_ar_block *blk)
+{
+    if (!ar->patience_ns || !blk->tiles)
+        return true;
+    const uint64_t now = mk_now_ns();
+    if (!blk->idle_since_ns)
+        blk->idle_since_ns = now;
+    return now - blk->idle_since_ns >= ar->patience_ns;
+}
+
+/* What comes after it. comm: its result (mk_ar_try_comm). */
+MK_DEV int mk_ar_next_after(const struct mk_ar *ar, struct mk_ar_block *blk, int comm)
+{
+    if (comm == 1) {
+        blk->idle_since_ns = 0;
+        return MK_NEXT_TASK;
+    }
     if (blk->prefers_comm) {
-        tiles = mk_ar_try_queue(ar, blk, MK_AR_TILE, 0);
-        if (tiles == 1)
+        if (comm == 0 && !mk_ar_impatient(ar, blk))
+            return MK_NEXT_IDLE;
+        blk->idle_since_ns = 0;
+        if (mk_ar_claim_tile(ar, blk))
             return MK_NEXT_TASK;
     }
     if (comm < 0)
         return MK_NEXT_LEAVE; /* tiles are claimed too: a tile queue never waits */
-    /* No tile left, communication still to come: at most max_helpers blocks stay for it. */
-    if (!blk->helping) {
+    /* No tile left, communication still to come: at most max_helpers more blocks stay for it. */
+    if (!blk->helping && !blk->prefers_comm) {
         if ((int32_t)mk_count_add(&ar->state->helpers, blk->tag, 1) >= ar->max_helpers)
             return MK_NEXT_LEAVE;
         blk->helping = 1;
     }
     return MK_NEXT_IDLE;
+}
+
+/* The next thing to do. One lane calls it; blk->task is then shared with the block. */
+MK_DEV int mk_ar_next(const struct mk_ar *ar, struct mk_ar_block *blk)
+{
+    const int tile = mk_ar_next_tile(ar, blk);
+    return tile != MK_NEXT_IDLE ? tile : mk_ar_next_after(ar, blk, mk_ar_try_comm(ar, blk));
 }

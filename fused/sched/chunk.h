@@ -3,8 +3,9 @@
 /* Chunks and tiles of C[M,N]: pure index math, the same on all ranks and for host and device.
  *
  * Tiles (tile_m x tile_n, tails smaller) are the unit of compute; chunks (chunk_m x chunk_n) that of transfer.
- * Both are numbered row band by row band, so that COMPUTE finishes bands in the order in which the wire visits
- * chunks. Chunk c belongs to local rank c mod G, and there to node (c / G) mod D. The i-th chunk of local owner o
+ * Both are numbered row band by row band; COMPUTE takes tiles in groups of `bands` row bands, within a group column
+ * by column (blocks that run together then share operands in the cache), and a plan whose chunks are that high makes
+ * it finish them in the order in which the wire visits them. Chunk c belongs to local rank c mod G, and there to node (c / G) mod D. The i-th chunk of local owner o
  * is o + G*i; of these, the j-th of node owner e is i = e + D*j. */
 #pragma once
 #include "sched/rings.h"
@@ -13,6 +14,9 @@ struct mk_grid {
     int64_t m, n;
     int32_t tile_m, tile_n;
     int32_t chunk_m, chunk_n;
+    int32_t bands; /* row bands of tiles that COMPUTE has open at a time; 0 is 1 */
+    /* counts, from the above by mk_grid_count: divisions are dear for one lane of a GPU */
+    uint32_t tile_rows, tile_cols, chunk_rows, chunk_cols;
 };
 
 struct mk_rect {
@@ -24,35 +28,48 @@ MK_DEV uint32_t mk_div_up(int64_t a, int64_t b)
 {
     return (uint32_t)((a + b - 1) / b);
 }
-MK_DEV struct mk_rect mk_grid_rect(const struct mk_grid *g, int32_t h, int32_t w, uint32_t index)
+/* After any change of the other members. */
+MK_DEV void mk_grid_count(struct mk_grid *g)
 {
-    const uint32_t across = mk_div_up(g->n, w);
+    const bool any = g->m && g->n;
+    g->tile_rows = any ? mk_div_up(g->m, g->tile_m) : 0;
+    g->tile_cols = any ? mk_div_up(g->n, g->tile_n) : 0;
+    g->chunk_rows = any ? mk_div_up(g->m, g->chunk_m) : 0;
+    g->chunk_cols = any ? mk_div_up(g->n, g->chunk_n) : 0;
+}
+MK_DEV struct mk_rect mk_grid_rect(const struct mk_grid *g, int32_t h, int32_t w, uint32_t cols,
+                                   uint32_t index)
+{
     struct mk_rect r;
-    r.row = (int64_t)(index / across) * h;
-    r.col = (int64_t)(index % across) * w;
+    r.row = (int64_t)(index / cols) * h;
+    r.col = (int64_t)(index % cols) * w;
     r.rows = (int32_t)(g->m - r.row < h ? g->m - r.row : h);
     r.cols = (int32_t)(g->n - r.col < w ? g->n - r.col : w);
     return r;
 }
-MK_DEV uint32_t mk_grid_count(const struct mk_grid *g, int32_t h, int32_t w)
-{
-    return g->m && g->n ? mk_div_up(g->m, h) * mk_div_up(g->n, w) : 0;
-}
 MK_DEV uint32_t mk_tiles(const struct mk_grid *g)
 {
-    return mk_grid_count(g, g->tile_m, g->tile_n);
+    return g->tile_rows * g->tile_cols;
 }
 MK_DEV struct mk_rect mk_tile_rect(const struct mk_grid *g, uint32_t tile)
 {
-    return mk_grid_rect(g, g->tile_m, g->tile_n, tile);
+    return mk_grid_rect(g, g->tile_m, g->tile_n, g->tile_cols, tile);
+}
+/* The tile that COMPUTE takes as its i-th. */
+MK_DEV uint32_t mk_tile_in_order(const struct mk_grid *g, uint32_t i)
+{
+    const uint32_t group = g->bands > 1 ? (uint32_t)g->bands : 1, per = group * g->tile_cols;
+    const uint32_t first = i / per * group, in = i % per;
+    const uint32_t height = g->tile_rows - first < group ? g->tile_rows - first : group;
+    return (first + in % height) * g->tile_cols + in / height;
 }
 MK_DEV uint32_t mk_chunks(const struct mk_grid *g)
 {
-    return mk_grid_count(g, g->chunk_m, g->chunk_n);
+    return g->chunk_rows * g->chunk_cols;
 }
 MK_DEV struct mk_rect mk_chunk_rect(const struct mk_grid *g, uint32_t chunk)
 {
-    return mk_grid_rect(g, g->chunk_m, g->chunk_n, chunk);
+    return mk_grid_rect(g, g->chunk_m, g->chunk_n, g->chunk_cols, chunk);
 }
 
 /* How many chunks local owner o has. */

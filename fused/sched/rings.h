@@ -47,7 +47,7 @@ struct mk_topo {
 struct mk_rings {
     struct mk_topo topo;
     uint64_t slot_bytes;
-    uint32_t slots[MK_CLASSES];     /* S of the class's rings; 0: the class does not exist */
+    uint32_t slots[MK_CLASSES];     /* S of the class's rings, a power of two; 0: the class does not exist */
     uint64_t in_off[MK_CLASSES];    /* staging: in slots, by peer index */
     uint64_t out_off[MK_CLASSES];   /* staging: out slots of node classes, by peer index */
     uint32_t flag_note[MK_CLASSES]; /* first note of the arrival flags */
@@ -84,11 +84,21 @@ MK_DEV int32_t mk_peer_of_index(int32_t self, int32_t index)
     return index < self ? index : index + 1;
 }
 
+/* Position -> slot, and how often the ring went round: S is a power of two. */
+MK_DEV uint32_t mk_slot_of(uint32_t slots, uint64_t position)
+{
+    return (uint32_t)position & (slots - 1);
+}
+MK_DEV uint64_t mk_lap_of(uint32_t slots, uint64_t position)
+{
+    return position >> (slots == 16 ? 4 : slots == 8 ? 3 : slots == 4 ? 2 : 1);
+}
+
 /* Notes as numbered at their owner `at` (a local rank or node number of the class), for its peer `from`. */
 MK_DEV uint32_t mk_flag_note(const struct mk_rings *r, int cls, int32_t at, int32_t from, uint64_t position)
 {
     const uint32_t s = r->slots[cls];
-    return r->flag_note[cls] + (uint32_t)mk_peer_index(at, from) * s + (uint32_t)(position % s);
+    return r->flag_note[cls] + (uint32_t)mk_peer_index(at, from) * s + mk_slot_of(s, position);
 }
 MK_DEV uint32_t mk_credit_note(const struct mk_rings *r, int cls, int32_t at, int32_t from)
 {
@@ -97,13 +107,13 @@ MK_DEV uint32_t mk_credit_note(const struct mk_rings *r, int cls, int32_t at, in
 MK_DEV uint32_t mk_done_index(const struct mk_rings *r, int cls, int32_t peer, uint64_t position)
 {
     const uint32_t s = r->slots[cls];
-    return r->done_index[cls] + (uint32_t)mk_peer_index(r->topo.node, peer) * s + (uint32_t)(position % s);
+    return r->done_index[cls] + (uint32_t)mk_peer_index(r->topo.node, peer) * s + mk_slot_of(s, position);
 }
 /* Staging offset of the in slot at `at` that `from` fills; headers: offset in the fixed memory. */
 MK_DEV uint64_t mk_in_slot(const struct mk_rings *r, int cls, int32_t at, int32_t from, uint64_t position)
 {
     const uint32_t s = r->slots[cls];
-    const uint64_t n = (uint64_t)mk_peer_index(at, from) * s + position % s;
+    const uint64_t n = (uint64_t)mk_peer_index(at, from) * s + mk_slot_of(s, position);
     if (cls == MK_CLASS_HEADER_LOCAL)
         return r->header_in_off[0] + n * MK_HEADER_BYTES;
     if (cls == MK_CLASS_HEADER_NODE)
@@ -114,7 +124,7 @@ MK_DEV uint64_t mk_in_slot(const struct mk_rings *r, int cls, int32_t at, int32_
 MK_DEV uint64_t mk_out_slot(const struct mk_rings *r, int cls, int32_t peer, uint64_t position)
 {
     const uint32_t s = r->slots[cls];
-    const uint64_t n = (uint64_t)mk_peer_index(r->topo.node, peer) * s + position % s;
+    const uint64_t n = (uint64_t)mk_peer_index(r->topo.node, peer) * s + mk_slot_of(s, position);
     if (cls == MK_CLASS_HEADER_NODE)
         return r->header_out_off + n * MK_HEADER_BYTES;
     return r->out_off[cls] + n * r->slot_bytes;

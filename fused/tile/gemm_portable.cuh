@@ -107,32 +107,40 @@ static __device__ __forceinline__ void mk_portable_out(const mk_gemm_portable &p
             }
 }
 
+/* One tile; every thread of the block (256). Ends with a block barrier. */
+template <bool F16>
+static __device__ __forceinline__ void mk_portable_tile(const mk_gemm_portable &p, uint32_t t)
+{
+    __shared__ __align__(16) uint16_t sa[2][MK_PT * MK_PROW];
+    __shared__ __align__(16) uint16_t sb[2][MK_PT * MK_PROW]; /* as ldmatrix wants */
+    const uint32_t cols = (uint32_t)(p.n + MK_PT - 1) / MK_PT;
+    const bool a_first = p.layout != 2, b_first = p.layout == 0;
+    float acc[4][4][4];
+    uint16_t va[16], vb[16];
+    const int32_t row0 = (int32_t)(t / cols) * MK_PT, col0 = (int32_t)(t % cols) * MK_PT;
+#pragma unroll
+    for (int i = 0; i < 64; i++)
+        acc[i / 16][i / 4 % 4][i % 4] = 0;
+    mk_panel_load(va, p.a, p.lda, a_first, row0, p.m, 0, p.k);
+    mk_panel_load(vb, p.b, p.ldb, b_first, col0, p.n, 0, p.k);
+    int buf = 0;
+    for (int32_t k0 = 0; k0 < p.k; k0 += MK_PK, buf ^= 1) {
+        mk_panel_store(va, sa[buf], a_first);
+        mk_panel_store(vb, sb[buf], b_first);
+        __syncthreads(); /* the other buffer was read before the last one */
+        if (k0 + MK_PK < p.k) {
+            mk_panel_load(va, p.a, p.lda, a_first, row0, p.m, k0 + MK_PK, p.k);
+            mk_panel_load(vb, p.b, p.ldb, b_first, col0, p.n, k0 + MK_PK, p.k);
+        }
+        mk_portable_multiply<F16>(acc, sa[buf], sb[buf]);
+    }
+    mk_portable_out<F16>(p, acc, row0, col0);
+    __syncthreads();
+}
+
 template <bool F16> static __device__ __forceinline__ void mk_gemm_portable_run(const mk_gemm_portable &p)
 {
-    __shared__ uint16_t sa[2][MK_PT * MK_PROW], sb[2][MK_PT * MK_PROW];
     const uint32_t rows = (uint32_t)(p.m + MK_PT - 1) / MK_PT, cols = (uint32_t)(p.n + MK_PT - 1) / MK_PT;
-    const bool a_first = p.layout != 2, b_first = p.layout == 0;
-    for (uint32_t t = blockIdx.x; t < rows * cols; t += gridDim.x) {
-        float acc[4][4][4];
-        uint16_t va[16], vb[16];
-        const int32_t row0 = (int32_t)(t / cols) * MK_PT, col0 = (int32_t)(t % cols) * MK_PT;
-#pragma unroll
-        for (int i = 0; i < 64; i++)
-            acc[i / 16][i / 4 % 4][i % 4] = 0;
-        mk_panel_load(va, p.a, p.lda, a_first, row0, p.m, 0, p.k);
-        mk_panel_load(vb, p.b, p.ldb, b_first, col0, p.n, 0, p.k);
-        int buf = 0;
-        for (int32_t k0 = 0; k0 < p.k; k0 += MK_PK, buf ^= 1) {
-            mk_panel_store(va, sa[buf], a_first);
-            mk_panel_store(vb, sb[buf], b_first);
-            __syncthreads(); /* the other buffer was read before the last one */
-            if (k0 + MK_PK < p.k) {
-                mk_panel_load(va, p.a, p.lda, a_first, row0, p.m, k0 + MK_PK, p.k);
-                mk_panel_load(vb, p.b, p.ldb, b_first, col0, p.n, k0 + MK_PK, p.k);
-            }
-            mk_portable_multiply<F16>(acc, sa[buf], sb[buf]);
-        }
-        mk_portable_out<F16>(p, acc, row0, col0);
-        __syncthreads();
-    }
+    for (uint32_t t = blockIdx.x; t < rows * cols; t += gridDim.x)
+        mk_portable_tile<F16>(p, t);
 }

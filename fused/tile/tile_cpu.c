@@ -33,7 +33,7 @@ void mk_tile_gemm(const struct mk_ar *ar, const struct mk_ar_block *blk)
                      h->scratch[blk->ticket]);
 }
 
-void mk_tile_pack(const struct mk_ar *ar, const struct mk_rect *r, uint8_t *dst)
+static void pack(const struct mk_ar *ar, const struct mk_rect *r, uint8_t *dst)
 {
     const size_t bytes = (size_t)r->cols * mk_elem_bytes(ar->dtype);
     for (int i = 0; i < r->rows; i++)
@@ -50,8 +50,8 @@ static void to_local_peers(const struct mk_ar *ar, uint32_t owned, size_t at, co
                    src, bytes);
 }
 
-void mk_tile_unpack(const struct mk_ar *ar, const struct mk_rect *r, const uint8_t *src, int to_peers,
-                    uint32_t owned)
+static void unpack(const struct mk_ar *ar, const struct mk_rect *r, const uint8_t *src, int to_peers,
+                   uint32_t owned)
 {
     const size_t bytes = (size_t)r->cols * mk_elem_bytes(ar->dtype);
     for (int i = 0; i < r->rows; i++) {
@@ -83,7 +83,7 @@ static int wire_dtype(const struct mk_ar *ar)
     return ar->wire_fp32 ? MK_FLOAT32 : ar->dtype;
 }
 
-void mk_tile_sum(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_rect *r, uint8_t *dst)
+static void sum(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_rect *r, uint8_t *dst)
 {
     float acc[SPAN];
     const int w = wire_dtype(ar);
@@ -137,7 +137,7 @@ static void epilogue_run(const struct mk_ar *ar, int64_t col, int n, float *acc)
     }
 }
 
-void mk_tile_reduce(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_rect *r)
+static void reduce(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_rect *r)
 {
     const struct mk_topo *tp = &ar->rings.topo;
     const struct mk_task *t = &blk->task;
@@ -158,4 +158,16 @@ void mk_tile_reduce(const struct mk_ar *ar, const struct mk_ar_block *blk, const
                                at,
                            out, (size_t)n * elem);
         }
+}
+
+void mk_tile_op(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_op *op)
+{
+    if (op->sum == MK_OP_TOTAL)
+        reduce(ar, blk, &op->r);
+    else if (op->sum == MK_OP_NODE_SUM)
+        sum(ar, blk, &op->r, op->to);
+    else if (op->from)
+        unpack(ar, &op->r, op->from, op->to_peers, blk->task.owned);
+    else
+        pack(ar, &op->r, op->to);
 }

@@ -21,6 +21,9 @@ struct mk_cpu_host {
 #define MK_CPU_TILE_M 256
 #define MK_CPU_TILE_N 512
 #define MK_CPU_K_BLOCK 512
+/* The widest C tile of the GPU's kernels; chunks are made of it. */
+#define MK_GPU_TILE_M 128
+#define MK_GPU_TILE_N 256
 #define MK_GEMM_SCRATCH                                                                                      \
     ((size_t)MK_CPU_TILE_M * MK_CPU_K_BLOCK + (size_t)MK_CPU_TILE_N * MK_CPU_K_BLOCK +                       \
      2 * (size_t)MK_CPU_TILE_M * MK_CPU_TILE_N)
@@ -34,16 +37,7 @@ void mk_gemm_cpu_open(int use_blas);
 const char *mk_gemm_cpu_name(void);
 
 void mk_tile_gemm(const struct mk_ar *ar, const struct mk_ar_block *blk);
-/* C -> contiguous slot, dtype of C. */
-void mk_tile_pack(const struct mk_ar *ar, const struct mk_rect *r, uint8_t *dst);
-/* Contiguous slot -> C, and (to_peers) the broadcast slots of all local peers. */
-void mk_tile_unpack(const struct mk_ar *ar, const struct mk_rect *r, const uint8_t *src, int to_peers,
-                    uint32_t owned);
-/* Node sum of the task's chunk -> dst, wire type. */
-void mk_tile_sum(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_rect *r,
-                 uint8_t *dst);
-/* Final value of the task's chunk -> C, broadcast slots, and (D > 2) result-out slots. */
-void mk_tile_reduce(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_rect *r);
+void mk_tile_op(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_op *op);
 
 static inline void mk_wake_proxy(const struct mk_ar *ar)
 {
@@ -59,8 +53,9 @@ static inline void mk_wake_local(const struct mk_ar *ar, int32_t peer)
 {
     mk_bell_ring(((const struct mk_cpu_host *)ar->host)->peer_bell[peer]);
 }
-static inline void mk_pause(void)
+static inline void mk_pause(const struct mk_ar *ar)
 {
+    (void)ar;
     sched_yield();
 }
 static inline void mk_raise_mismatch(const struct mk_ar *ar, int node_level, int32_t peer)

@@ -14,7 +14,7 @@ MK_DEV void mk_wake_local(const struct mk_ar *, int32_t)
 MK_DEV void mk_wake_proxy(const struct mk_ar *)
 {
 }
-MK_DEV void mk_pause(void)
+MK_DEV void mk_pause(const struct mk_ar *)
 {
 }
 MK_DEV void mk_raise_mismatch(const struct mk_ar *ar, int, int32_t)
@@ -43,11 +43,6 @@ MK_DEV void mk_tile_gemm(const struct mk_ar *ar, const struct mk_ar_block *blk)
         *mk_stub_c(ar, &r, i) = sum;
     }
 }
-MK_DEV void mk_tile_pack(const struct mk_ar *ar, const struct mk_rect *r, uint8_t *dst)
-{
-    for (uint32_t i = mk_lane(); i < mk_stub_size(r); i += mk_lanes())
-        ((float *)dst)[i] = *mk_stub_c(ar, r, i);
-}
 MK_DEV void mk_stub_to_peers(const struct mk_ar *ar, uint32_t owned, uint32_t i, float v)
 {
     const struct mk_topo *t = &ar->rings.topo;
@@ -55,16 +50,6 @@ MK_DEV void mk_stub_to_peers(const struct mk_ar *ar, uint32_t owned, uint32_t i,
         if (p != t->local)
             ((float *)mk_ar_at_local(ar, MK_CLASS_BCAST, p, mk_ar_pos_out(ar, MK_CLASS_BCAST, p, owned)))[i] =
                 v;
-}
-MK_DEV void mk_tile_unpack(const struct mk_ar *ar, const struct mk_rect *r, const uint8_t *src, int to_peers,
-                           uint32_t owned)
-{
-    for (uint32_t i = mk_lane(); i < mk_stub_size(r); i += mk_lanes()) {
-        const float v = ((const float *)src)[i];
-        *mk_stub_c(ar, r, i) = v;
-        if (to_peers)
-            mk_stub_to_peers(ar, owned, i, v);
-    }
 }
 MK_DEV float mk_stub_node_sum(const struct mk_ar *ar, uint32_t owned, const struct mk_rect *r, uint32_t i)
 {
@@ -76,25 +61,33 @@ MK_DEV float mk_stub_node_sum(const struct mk_ar *ar, uint32_t owned, const stru
     }
     return sum;
 }
-MK_DEV void mk_tile_sum(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_rect *r,
-                        uint8_t *dst)
+MK_DEV float mk_stub_total(const struct mk_ar *ar, const struct mk_task *t, const struct mk_rect *r,
+                           uint32_t i)
 {
-    for (uint32_t i = mk_lane(); i < mk_stub_size(r); i += mk_lanes())
-        ((float *)dst)[i] = mk_stub_node_sum(ar, blk->task.owned, r, i);
+    const struct mk_topo *tp = &ar->rings.topo;
+    float v = 0;
+    for (int32_t e = 0; e < tp->nnodes; e++) {
+        const uint8_t *slot = tp->nnodes > 1 ? mk_ar_node_sum(ar, e, t->item) : (const uint8_t *)0;
+        const float s = slot ? ((const float *)slot)[i] : mk_stub_node_sum(ar, t->owned, r, i);
+        v = e ? v + s : s;
+    }
+    return v;
 }
-MK_DEV void mk_tile_reduce(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_rect *r)
+MK_DEV void mk_tile_op(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_op *op)
 {
     const struct mk_topo *t = &ar->rings.topo;
-    for (uint32_t i = mk_lane(); i < mk_stub_size(r); i += mk_lanes()) {
-        float v = 0;
-        for (int32_t e = 0; e < t->nnodes; e++) {
-            const uint8_t *slot = t->nnodes > 1 ? mk_ar_node_sum(ar, e, blk->task.item) : (const uint8_t *)0;
-            const float s = slot ? ((const float *)slot)[i] : mk_stub_node_sum(ar, blk->task.owned, r, i);
-            v = e ? v + s : s;
-        }
-        *mk_stub_c(ar, r, i) = v;
-        mk_stub_to_peers(ar, blk->task.owned, i, v);
-        for (int32_t e = 0; e < t->nnodes && t->nnodes > 2; e++)
+    for (uint32_t i = mk_lane(); i < mk_stub_size(&op->r); i += mk_lanes()) {
+        const float v = op->sum == MK_OP_TOTAL      ? mk_stub_total(ar, &blk->task, &op->r, i)
+                        : op->sum == MK_OP_NODE_SUM ? mk_stub_node_sum(ar, blk->task.owned, &op->r, i)
+                        : op->from                  ? ((const float *)op->from)[i]
+                                                    : *mk_stub_c(ar, &op->r, i);
+        if (op->to)
+            ((float *)op->to)[i] = v;
+        if (op->to_c)
+            *mk_stub_c(ar, &op->r, i) = v;
+        if (op->to_peers)
+            mk_stub_to_peers(ar, blk->task.owned, i, v);
+        for (int32_t e = 0; e < t->nnodes && op->to_result; e++)
             if (e != t->node)
                 ((float *)mk_ar_out(ar, MK_CLASS_RESULT, e,
                                     mk_ar_pos_out(ar, MK_CLASS_RESULT, e, blk->task.item)))[i] = v;

@@ -77,6 +77,7 @@ enum {
     MK_CU_NOT_INITIALIZED = 3,
     MK_CU_NOT_READY = 600,
     MK_CU_POINTER_MANAGED = 8,
+    MK_CU_PEER_ALREADY_ENABLED = 704,
     MK_CU_POINTER_IPC_CAPABLE = 10,
     MK_CU_STREAM_NON_BLOCKING = 1,
     MK_CU_EVENT_NO_TIMING = 2,
@@ -164,6 +165,9 @@ enum {
     X(event_record, "cuEventRecord", (void *event, void *stream))                                            \
     X(event_query, "cuEventQuery", (void *event))                                                            \
     X(event_destroy, "cuEventDestroy_v2", (void *event))                                                     \
+    X(stream_wait_event, "cuStreamWaitEvent", (void *stream, void *event, unsigned flags))                   \
+    X(stream_capturing, "cuStreamIsCapturing", (void *stream, int *status))                                  \
+    X(ctx_enable_peer, "cuCtxEnablePeerAccess", (void *peer, unsigned flags))                                \
     X(copy, "cuMemcpyAsync", (mk_cu_ptr to, mk_cu_ptr from, size_t bytes, void *stream))                     \
     X(copy_2d, "cuMemcpy2DAsync_v2", (const struct mk_cu_copy_2d *what, void *stream))                       \
     X(copy_to_device, "cuMemcpyHtoD_v2", (mk_cu_ptr to, const void *from, size_t bytes))                     \

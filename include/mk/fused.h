@@ -14,7 +14,7 @@ enum mk_part { MK_PART_FUSED = 0, MK_PART_COMPUTE = 1, MK_PART_COMM = 2 };
 /* mk_gemm_allreduce with a choice of part. Same arguments, rules and errors. */
 int mk_gemm_allreduce_part(mk_comm_t comm, enum mk_part part, mk_layout_t layout, int64_t m, int64_t n,
                            int64_t k, mk_dtype_t dtype, const void *a, int64_t lda, const void *b,
-                           int64_t ldb, void *c, int64_t ldc, const mk_epilogue_t *epilogue);
+                           int64_t ldb, void *c, int64_t ldc, const mk_epilogue_t *epilogue, void *stream);
 
 /* One line of a timeline: a block did a task of a role. Times in ns of mk_time_ns(). */
 enum mk_role {

@@ -173,6 +173,10 @@ int mk_proxy_start(const struct mk_settings *s, struct mk_engine *e, uint32_t lo
 void mk_proxy_stop(struct mk_proxy *p); /* ends the thread, closes the engine; NULL allowed */
 struct mk_engine *mk_proxy_engine(struct mk_proxy *p);
 const struct mk_ring *mk_proxy_ring(struct mk_proxy *p);
+/* Slots and words of the ring: whole pages, for pinning. */
+void *mk_proxy_ring_memory(struct mk_proxy *p, size_t *bytes);
+/* From now on producers may be kernels, which cannot kick: the thread looks by itself, at the price of some CPU time. */
+void mk_proxy_unrung(struct mk_proxy *p);
 /* After a publish, so that a sleeping proxy looks (CPU producers). */
 void mk_proxy_kick(struct mk_proxy *p);
 /* Between lock and unlock the thread does not touch the engine: set-up of further links and memory. */

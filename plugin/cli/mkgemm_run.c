@@ -86,7 +86,7 @@ static int call(const struct mkgemm *g, enum mk_part part, void *c)
     const int64_t lda = at ? g->m : g->kn, ldb = bt ? g->n : g->kn;
     return mk_gemm_allreduce_part(g->comm, part, g->o.layout, g->m, g->n, g->kn, g->dtype, g->slice_a,
                                   lda > 0 ? lda : 1, g->slice_b, ldb > 0 ? ldb : 1, c, g->n > 0 ? g->n : 1,
-                                  NULL);
+                                  NULL, NULL);
 }
 
 int mkgemm_product(struct mkgemm *g)

@@ -24,4 +24,5 @@ void bench_json_machine(struct mk_json *j);
 /* Subcommands; argv[0] is the subcommand's name. Return exit codes. */
 int bench_net(int argc, char **argv);
 int bench_gemm(int argc, char **argv); /* 77: no GPU here */
+int bench_gemm_ar(int argc, char **argv);
 int bench_plugin(int argc, char **argv);

@@ -72,7 +72,8 @@ bool gpu_open(const char **why)
         *why = "no GPU";
         return false;
     }
-    DO(cuDeviceGet, (&dev, 0));
+    const char *local = getenv("MK_LOCAL_RANK"); /* one GPU a rank where there are several */
+    DO(cuDeviceGet, (&dev, local ? atoi(local) % n : 0));
     DO(cuDeviceGetName, (name, sizeof(name), dev));
     DO(cuDeviceGetAttribute, (&sms, 16, dev));
     DO(cuDevicePrimaryCtxRetain, (&ctx, dev));
@@ -103,6 +104,7 @@ void gpu_free(gpu_ptr p)
 void gpu_set(gpu_ptr p, int byte, size_t bytes)
 {
     DO(cuMemsetD8_v2, (p, (unsigned char)byte, bytes));
+    gpu_sync(); /* gpu_stream() does not wait for the default stream */
 }
 void gpu_put(gpu_ptr dst, const void *src, size_t bytes)
 {
@@ -160,6 +162,7 @@ void gpu_random(gpu_ptr p, size_t count, mk_dtype_t dtype, uint64_t seed)
         const size_t n = count - done < done ? count - done : done;
         DO(cuMemcpyDtoD_v2, (p + done * 2, p, n * 2));
     }
+    gpu_sync();
     free(h);
 }
 
@@ -185,6 +188,20 @@ double gpu_replay_us(struct gpu_graph *g)
     float ms;
     DO(cuEventRecord, (event[0], stream));
     DO(cuGraphLaunch, (g->exec, stream));
+    DO(cuEventRecord, (event[1], stream));
+    DO(cuEventSynchronize, (event[1]));
+    DO(cuEventElapsedTime, (&ms, event[0], event[1]));
+    return (double)ms * 1e3;
+}
+double gpu_time_us(int (*fn)(void *arg, int i), void *arg, int n)
+{
+    float ms;
+    DO(cuEventRecord, (event[0], stream));
+    for (int i = 0; i < n; i++)
+        if (fn(arg, i)) {
+            fprintf(stderr, "%s\n", mk_last_error());
+            exit(1);
+        }
     DO(cuEventRecord, (event[1], stream));
     DO(cuEventSynchronize, (event[1]));
     DO(cuEventElapsedTime, (&ms, event[0], event[1]));

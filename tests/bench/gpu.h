@@ -10,7 +10,8 @@
 
 typedef uint64_t gpu_ptr;
 
-/* false: no GPU here, *why says so. Makes the primary context of GPU 0 current. */
+/* false: no GPU here, *why says so. Makes the primary context of GPU 0 current, or of GPU MK_LOCAL_RANK mod
+ * the number of GPUs. */
 bool gpu_open(const char **why);
 const char *gpu_name(void);
 int gpu_sms(void);
@@ -29,6 +30,8 @@ void *gpu_stream(void); /* one non-blocking stream */
 struct gpu_graph;
 struct gpu_graph *gpu_capture(int (*fn)(void *arg, int i), void *arg, int n);
 double gpu_replay_us(struct gpu_graph *g); /* one replay, between two events, microseconds */
+/* fn(arg, i) for i = 0 .. n-1 on gpu_stream(), between two events, microseconds. */
+double gpu_time_us(int (*fn)(void *arg, int i), void *arg, int n);
 void gpu_graph_free(struct gpu_graph *g);
 
 /* cuBLAS: C = op(A) op(B), row-major as in mkernel.h. false: no libcublas. sms: 0 or an SM count target. */

@@ -11,6 +11,7 @@ static const struct {
 } commands[] = {
     {"net", bench_net},
     {"gemm", bench_gemm},
+    {"gemm_ar", bench_gemm_ar},
     {"plugin", bench_plugin},
 };
 
@@ -18,7 +19,8 @@ static const char help[] =
     "usage: mkbench SUBCOMMAND [options]\n"
     "  net     the network engine against a raw libfabric loop (mkbench net --help)\n"
     "  plugin  NCCL net plugins against each other and raw libfabric (mkbench plugin --help)\n"
-    "  gemm    the GPU GEMM kernels against cuBLAS (mkbench gemm --help)\n";
+    "  gemm    the GPU GEMM kernels against cuBLAS (mkbench gemm --help)\n"
+    "  gemm_ar fused GEMM+AllReduce on GPUs against cuBLAS then NCCL (mkbench gemm_ar --help)\n";
 
 int main(int argc, char **argv)
 {

@@ -22,6 +22,7 @@ static void small_grid(struct world *w)
         w->r[i].ar.grid.tile_n = 24;
         w->r[i].ar.grid.chunk_m = 12;
         w->r[i].ar.grid.chunk_n = 16;
+        mk_grid_count(&w->r[i].ar.grid);
     }
 }
 

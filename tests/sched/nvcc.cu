@@ -8,7 +8,9 @@ extern "C" __global__ void shared_text(struct mk_ring ring, uint64_t *flag, uint
 {
     struct mk_cmd c;
     uint64_t at;
-    if (mk_lane() == 0 && mk_count_claim(count, (uint32_t)value, mk_count_read(count, (uint32_t)value)) &&
+    if (mk_lane() == 0 &&
+        mk_count_claim(count, (uint32_t)value, mk_count_peek(count, (uint32_t)value),
+                       mk_peek_gpu_u64(count)) &&
         mk_ring_claim(&ring, &at)) {
         mk_cmd_init(&c);
         mk_cmd_set_kind(&c, MK_CMD_WRITE);

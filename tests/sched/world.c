@@ -170,7 +170,7 @@ int world_prepare(struct world *w, const struct world_call *c)
                                           MK_PART_FUSED};
         int ret = mk_plan_check(&call, NULL, false);
         if (!ret)
-            ret = mk_plan_build(&r->rings, c->wire_fp32 != 0, &call, &r->ar);
+            ret = mk_plan_build(&r->rings, c->wire_fp32 != 0, false, &call, &r->ar);
         if (ret) {
             free((void *)(uintptr_t)ep.bias);
             free(bias);
@@ -185,6 +185,9 @@ int world_prepare(struct world *w, const struct world_call *c)
         r->ar.abort_word = &r->abort_word;
         r->ar.fixed = r->fixed;
         r->ar.staging = r->staging;
+        r->ar.net_fixed = r->fixed;
+        r->ar.net_staging = r->staging;
+        r->ar.tile_parts = 1;
         r->ar.peer_fixed = r->peer_fixed;
         r->ar.peer_staging = r->peer_staging;
         r->ar.ring = r->ring;

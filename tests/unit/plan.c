@@ -90,17 +90,18 @@ static void chunks_cover_the_matrix(void **state)
     for (size_t chunk = 16384; chunk <= 1 << 20; chunk *= 4) {
         assert_int_equal(mk_rings_build(&topo, 32 << 20, chunk, &r), 0);
         for (int i = 0; i < 100; i++)
-            for (int wire = 0; wire < 2; wire++) {
+            for (int mode = 0; mode < 4; mode++) {
+                const bool wire = mode & 1, gpu = mode & 2;
                 struct mk_gemm_call c = good();
                 struct mk_ar ar, other;
                 c.m = dims[i / 10];
                 c.n = dims[i % 10];
                 c.dtype = i % 3 ? MK_FLOAT32 : MK_BFLOAT16;
-                assert_int_equal(mk_plan_build(&r, wire, &c, &ar), 0);
+                assert_int_equal(mk_plan_build(&r, wire, gpu, &c, &ar), 0);
                 c.k = 99;
                 c.layout = MK_NT;
                 c.lda = 77777;
-                assert_int_equal(mk_plan_build(&r, wire, &c, &other), 0);
+                assert_int_equal(mk_plan_build(&r, wire, gpu, &c, &other), 0);
                 assert_true(ar.signature == other.signature);
                 assert_memory_equal(&ar.grid, &other.grid, sizeof(ar.grid));
                 int64_t covered = 0;
@@ -113,7 +114,7 @@ static void chunks_cover_the_matrix(void **state)
                 const size_t elem = wire || c.dtype == MK_FLOAT32 ? 4 : 2;
                 assert_true((size_t)ar.grid.chunk_m * (size_t)ar.grid.chunk_n * elem <= r.slot_bytes);
                 c.n++;
-                assert_int_equal(mk_plan_build(&r, wire, &c, &other), 0);
+                assert_int_equal(mk_plan_build(&r, wire, gpu, &c, &other), 0);
                 assert_true(ar.signature != other.signature);
             }
     }

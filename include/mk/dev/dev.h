@@ -12,6 +12,11 @@
  *                               gpu: between blocks of one device; sys: also host and peer devices
  *   mk_add_gpu_u64, mk_cas_gpu_u64, mk_max_sys_u64
  *                               read-modify-write, acquire and release
+ *   mk_warp_lane() mk_warp_lanes() mk_warp_all(b) mk_warp_first(v)
+ *                               this thread in its warp; whether b holds on all its lanes; the first lane's v
+ *   mk_peek_{gpu,sys}_u64, mk_peeked()
+ *                               loads that may overlap, and what orders all of them before what follows: as if each had
+ *                               been an acquire load (on the GPU relaxed loads, then one fence)
  *   mk_now_ns()                 a clock that all blocks of this device share
  *
  * Shared text is the common part of C11, C++17 and CUDA: no `= {0}`, compound literals, designators or implicit
@@ -19,15 +24,15 @@
 #pragma once
 #include <stdint.h>
 
-#ifdef __CUDACC__
-#include "mk/dev/dev_cuda.h"
-#else
-#include "mk/dev/dev_cpu.h"
-#endif
-
 /* Mutation builds: MK_MUTATE=n drops one ordering or one message, and a stress test must notice.
  *   1 release of an arrival flag · 2 acquire of an arrival flag · 3 a credit (every 97th) · 4 local completion
  *   before reuse · 5 arrival flag before the payload */
 #ifndef MK_MUTATE
 #define MK_MUTATE 0
+#endif
+
+#ifdef __CUDACC__
+#include "mk/dev/dev_cuda.h"
+#else
+#include "mk/dev/dev_cpu.h"
 #endif

@@ -45,6 +45,38 @@ MK_DEV_CPU_ACCESS(gpu)
 MK_DEV_CPU_ACCESS(sys)
 #undef MK_DEV_CPU_ACCESS
 
+MK_DEV uint32_t mk_warp_lane(void)
+{
+    return 0;
+}
+MK_DEV uint32_t mk_warp_lanes(void)
+{
+    return 1;
+}
+MK_DEV bool mk_warp_all(bool b)
+{
+    return b;
+}
+MK_DEV uint64_t mk_warp_first(uint64_t v)
+{
+    return v;
+}
+MK_DEV uint64_t mk_peek_gpu_u64(const uint64_t *p)
+{
+    return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
+MK_DEV uint64_t mk_peek_sys_u64(const uint64_t *p)
+{
+#if MK_MUTATE == 2
+    return __atomic_load_n(p, __ATOMIC_RELAXED);
+#else
+    return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+#endif
+}
+MK_DEV void mk_peeked(void)
+{
+}
+
 /* Returns the value before. */
 MK_DEV uint64_t mk_add_gpu_u64(uint64_t *p, uint64_t v)
 {

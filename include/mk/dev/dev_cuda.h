@@ -10,6 +10,18 @@ MK_DEV uint32_t mk_lane(void)
 {
     return threadIdx.x;
 }
+/* MK_DEV_LANES: only so many threads of the block, the first ones, run the shared text; others have work of their own
+ * and never come to its barrier. */
+#ifdef MK_DEV_LANES
+MK_DEV uint32_t mk_lanes(void)
+{
+    return MK_DEV_LANES;
+}
+MK_DEV void mk_block_sync(void)
+{
+    asm volatile("bar.sync 0, %0;" ::"n"(MK_DEV_LANES) : "memory");
+}
+#else
 MK_DEV uint32_t mk_lanes(void)
 {
     return blockDim.x;
@@ -18,6 +30,7 @@ MK_DEV void mk_block_sync(void)
 {
     __syncthreads();
 }
+#endif
 MK_DEV void mk_fence_async(void)
 {
 #if __CUDA_ARCH__ >= 900
@@ -49,6 +62,37 @@ MK_DEV void mk_fence_async(void)
 MK_DEV_CUDA_ACCESS(gpu)
 MK_DEV_CUDA_ACCESS(sys)
 #undef MK_DEV_CUDA_ACCESS
+
+MK_DEV uint32_t mk_warp_lane(void)
+{
+    return threadIdx.x % 32;
+}
+MK_DEV uint32_t mk_warp_lanes(void)
+{
+    return 32;
+}
+MK_DEV bool mk_warp_all(bool b)
+{
+    return __all_sync(0xffffffffu, b);
+}
+MK_DEV uint64_t mk_warp_first(uint64_t v)
+{
+    return __shfl_sync(0xffffffffu, v, 0);
+}
+MK_DEV uint64_t mk_peek_gpu_u64(const uint64_t *p)
+{
+    return mk_ld_rlx_gpu_u64(p);
+}
+MK_DEV uint64_t mk_peek_sys_u64(const uint64_t *p)
+{
+    return mk_ld_rlx_sys_u64(p);
+}
+MK_DEV void mk_peeked(void)
+{
+#if MK_MUTATE != 2
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
+#endif
+}
 
 MK_DEV uint64_t mk_add_gpu_u64(uint64_t *p, uint64_t v)
 {

@@ -66,20 +66,29 @@ MK_DEV uint32_t mk_count_read(const uint64_t *word, uint32_t tag)
     const uint64_t w = mk_ld_acq_gpu_u64(word);
     return (uint32_t)(w >> 32) == tag ? (uint32_t)w : 0;
 }
-/* Adds n; returns the count before. */
+/* Adds n; returns the count before. The first adder of a launch takes the word over; those after it add, so that many
+ * who add at once do not wait for each other's turns. */
 MK_DEV uint32_t mk_count_add(uint64_t *word, uint32_t tag, uint32_t n)
 {
     for (;;) {
         const uint64_t w = mk_ld_acq_gpu_u64(word);
-        const uint32_t have = (uint32_t)(w >> 32) == tag ? (uint32_t)w : 0;
-        if (mk_cas_gpu_u64(word, w, ((uint64_t)tag << 32) | (uint32_t)(have + n)))
-            return have;
+        if ((uint32_t)(w >> 32) == tag)
+            return (uint32_t)mk_add_gpu_u64(word, n);
+        if (mk_cas_gpu_u64(word, w, ((uint64_t)tag << 32) | n))
+            return 0;
     }
 }
-/* Raises the count from `have` to have + 1 if it is still `have`: the claim of item `have`. */
-MK_DEV bool mk_count_claim(uint64_t *word, uint32_t tag, uint32_t have)
+/* mk_count_read as a peek: mk_peeked orders it. */
+MK_DEV uint32_t mk_count_of(uint64_t word, uint32_t tag)
 {
-    const uint64_t w = mk_ld_acq_gpu_u64(word);
-    const uint32_t is = (uint32_t)(w >> 32) == tag ? (uint32_t)w : 0;
-    return is == have && mk_cas_gpu_u64(word, w, ((uint64_t)tag << 32) | (uint32_t)(have + 1));
+    return (uint32_t)(word >> 32) == tag ? (uint32_t)word : 0;
+}
+MK_DEV uint32_t mk_count_peek(const uint64_t *word, uint32_t tag)
+{
+    return mk_count_of(mk_peek_gpu_u64(word), tag);
+}
+/* Raises the count from `have` to have + 1 if the word is still `seen`, which held it: the claim of item `have`. */
+MK_DEV bool mk_count_claim(uint64_t *word, uint32_t tag, uint32_t have, uint64_t seen)
+{
+    return mk_cas_gpu_u64(word, seen, ((uint64_t)tag << 32) | (uint32_t)(have + 1));
 }

@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* GEMM+AllReduce on the GPU: choice of kernel and budget, launch. Kernels: gemm_ar_kernels.cuh. */
+#include "comm.h"
+#include "cuda/gemm.h"
+#include "cuda/gpu.h"
+#include "mk/err.h"
+#include <stdio.h>
+#include <string.h>
+
+/* Kernel parameters: the same words as in gemm_ar_kernels.cuh and gemm_ar_portable.cuh. */
+struct hopper_params {
+    struct mk_big_params gemm;
+    _Alignas(128) struct mk_cu_map chunk;
+    int32_t box_rows, box_cols;
+    _Alignas(128) struct mk_ar ar;
+};
+_Static_assert(offsetof(struct hopper_params, chunk) == 512 && offsetof(struct hopper_params, ar) == 768,
+               "as in gemm_ar_kernels.cuh");
+
+#define PATIENCE_NS 20000 /* about half of a tile of 128 x 256 x 4096 */
+
+#define PIECE_BYTES 16384 /* tile/bulk_sm90.cuh */
+
+static int min_int(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+/* Blocks that prefer communication: the caller's wish, or a quarter, at most R; one block at least computes to the
+ * end. */
+static void choose_budget(const struct mk_comm *comm, struct mk_ar *ar)
+{
+    const struct mk_settings *s = &comm->settings;
+    const int r = min_int((int)s->r, ar->blocks / 2);
+    int budget = s->comm_blocks > 0 ? (int)s->comm_blocks : min_int(ar->blocks / 4, r);
+    budget = min_int(budget, ar->blocks - 1);
+    if (ar->skip_comm || mk_ar_alone(ar))
+        budget = 0;
+    ar->budget = budget;
+    ar->max_helpers = r > budget ? r - budget : budget ? 0 : 1;
+}
+
+static bool is_hopper(const struct mk_gpu *g)
+{
+    int major = 0, minor = 0;
+    g->cu->device_attribute(&major, MK_CU_ATTR_MAJOR, g->device);
+    g->cu->device_attribute(&minor, MK_CU_ATTR_MINOR, g->device);
+    return major == 9 && minor == 0;
+}
+
+static int launch(struct mk_comm *comm, const struct mk_gemm_problem *p, struct mk_ar *ar, void *stream)
+{
+    static const char *const layouts[] = {"tn", "nn", "nt"};
+    const struct mk_gpu *g = comm->gpu;
+    const char *type = p->dtype == MK_FLOAT16 ? "fp16" : "bf16";
+    const enum mk_image image = p->dtype == MK_FLOAT16 ? MK_IMAGE_AR_FP16 : MK_IMAGE_AR_BF16;
+    const enum mk_image plain =
+        p->dtype == MK_FLOAT16 ? MK_IMAGE_AR_PORTABLE_FP16 : MK_IMAGE_AR_PORTABLE_BF16;
+    char name[48];
+    if (mk_gemm_cuda_bulk(p) && is_hopper(g) && strcmp(comm->settings.gemm, "portable")) {
+        struct hopper_params q;
+        memset(&q, 0, sizeof(q)); /* padding too: the driver copies it */
+        /* narrower tiles where wide ones do not give every block one */
+        const int bn = mk_tiles(&ar->grid) >= (uint32_t)ar->blocks ? 256 : 128;
+        q.box_cols = ar->grid.chunk_n;
+        q.box_rows = min_int(PIECE_BYTES / 2 / ar->grid.chunk_n, 256);
+        int ret = mk_gemm_cuda_maps(g->cu, p, bn, 1, &q.gemm);
+        if (!ret)
+            ret = mk_gemm_cuda_boxes(g->cu, p, q.box_rows, q.box_cols, &q.chunk);
+        if (ret)
+            return ret;
+        ar->grid.tile_n = bn;
+        mk_grid_count(&ar->grid);
+        ar->tile_parts = 2;
+        ar->patience_ns = UINT64_MAX; /* it computes once, see gemm_ar_kernels.cuh */
+        q.ar = *ar;
+        snprintf(name, sizeof(name), "gemm_ar_%s_%s_%d", layouts[p->layout], type, bn);
+        /* the barriers take 128 of their 1024 bytes; the words of a block want the room */
+        return mk_cuda_start(g->cu, image, name, mk_gemm_cuda_smem(bn) - 512, ar->blocks, 384, 1, false, &q,
+                             stream);
+    }
+    ar->grid.tile_n = 128;
+    mk_grid_count(&ar->grid);
+    ar->tile_parts = 1;
+    ar->patience_ns = PATIENCE_NS;
+    snprintf(name, sizeof(name), "gemm_ar_portable_%s", type);
+    return mk_cuda_start(g->cu, plain, name, 0, ar->blocks, 256, 1, false, ar, stream);
+}
+
+/* Launches of a communicator run one after the other, whatever their streams. Within a capture the graph's edges are
+ * the caller's: calls on one communicator are captured on one stream. */
+static int order_before(struct mk_gpu *g, void *stream, bool *captured)
+{
+    int status = 0;
+    int err = g->cu->stream_capturing(stream, &status);
+    *captured = status != 0;
+    if (!err && !status && g->launched && g->last_stream != stream)
+        err = g->cu->stream_wait_event(stream, g->order, 0);
+    return err ? mk_cuda_fail(err, "ordering a launch") : 0;
+}
+
+int mk_exec_gpu(struct mk_comm *comm, const struct mk_gemm_call *call, struct mk_ar *ar, void *stream)
+{
+    struct mk_gpu *g = comm->gpu;
+    const struct mk_gemm_problem p = {call->layout, call->dtype, call->m, call->n,   call->k,
+                                      call->a,      call->b,     call->c, call->lda, call->ldb,
+                                      call->ldc,    NULL,        0};
+    bool captured;
+    if (mk_tiles(&ar->grid) * 2 > MK_GPU_TILES)
+        return mk_fail_quiet(MK_ERR_UNSUPPORTED, "C[%lld,%lld] has more than %u tiles", (long long)call->m,
+                             (long long)call->n, MK_GPU_TILES);
+    ar->blocks = comm->settings.blocks > 0 ? min_int((int)comm->settings.blocks, g->sms) : g->sms;
+    choose_budget(comm, ar);
+    ar->comm_id = comm->proxy_id;
+    mk_gpu_bind(comm, ar);
+    int ret = order_before(g, stream, &captured);
+    if (!ret)
+        ret = launch(comm, &p, ar, stream);
+    if (ret)
+        return comm->nranks == 1 ? ret
+                                 : mk_comm_fail(comm, ret, true, "rank %d: %s", comm->rank, mk_last_error());
+    if (comm->proxy)
+        mk_proxy_kick(comm->proxy);
+    if (!captured) {
+        const int err = g->cu->event_record(g->order, stream);
+        if (err)
+            return mk_cuda_fail(err, "ordering a launch");
+        g->last_stream = stream;
+        g->launched = true;
+    }
+    return 0;
+}

@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* The GPU side of a communicator: its memories, the mapping of local peers' memory, the watching thread. Private to
+ * fused/. A communicator made while a CUDA context is current on the calling thread belongs to that context's device,
+ * on all ranks or on none.
+ *
+ *   memory        device; fixed words and staging as local peers see them; exported by CUDA IPC
+ *   private       device; state of the blocks, tile flags, tables of peer pointers, producer words of the ring
+ *   words         pinned host; abort and reports (words.h)
+ *   comm->memory  shared host memory, pinned where there are other nodes: what the NIC sees */
+#pragma once
+#include "cuda/words.h"
+#include "mk/cuda.h"
+#include "ops/gemm_ar.h"
+#include <pthread.h>
+
+struct mk_comm;
+struct mk_gemm_call;
+
+#define MK_GPU_TILES (1u << 19) /* C of up to 2^19 tiles in one call */
+
+struct mk_gpu {
+    const struct mk_cuda *cu;
+    void *ctx;
+    int device, sms;
+    mk_cu_ptr memory, private_memory;
+    struct mk_gpu_words *words; /* host address */
+    mk_cu_ptr words_device;
+    mk_cu_ptr net;   /* device address of comm->memory; 0: one node */
+    mk_cu_ptr ring;  /* device address of the command ring; 0: one node */
+    mk_cu_ptr *peer; /* [local] device address of that rank's memory; own entry: memory */
+    bool *opened;    /* [local] by IPC: to be closed */
+    bool pinned_words, pinned_net, pinned_ring;
+    bool net_reaches; /* the NIC reads and writes `memory` itself */
+    pthread_t watch;
+    bool watching;
+    uint32_t stop;             /* __atomic */
+    void *last_stream, *order; /* event after the last launch; orders launches on different streams */
+    bool launched;
+};
+
+/* What a local peer needs to reach the memory. */
+struct mk_gpu_card {
+    struct mk_cu_ipc ipc;
+    struct mk_cu_uuid uuid;
+    uint64_t address, context; /* for a rank of the same process */
+    int32_t pid, used;         /* used: 1: this rank has a GPU */
+};
+
+/* Does the calling thread offer a GPU to a new communicator? 1, 0 or an error. */
+int mk_gpu_wanted(void);
+/* After rings were built and comm->memory, comm->state hold their first values: makes the memories and the words. */
+int mk_gpu_create(struct mk_comm *comm);
+void mk_gpu_card(struct mk_comm *comm, struct mk_gpu_card *out);
+/* One local peer's memory. */
+int mk_gpu_map(struct mk_comm *comm, int local, const struct mk_gpu_card *card);
+/* The staging memory on the GPU; from now on the NIC's side of it too. */
+void *mk_gpu_staging(struct mk_comm *comm);
+/* After the peers and the proxy are there: tables, pinned ring; starts the watching thread. */
+int mk_gpu_ready(struct mk_comm *comm);
+/* The host has failed: the blocks leave. */
+void mk_gpu_abort(struct mk_comm *comm, int code);
+/* Before the good-bye: waits for launches under way, at most MK_TIMEOUT; then they are aborted. */
+void mk_gpu_drain(struct mk_comm *comm);
+/* Before the network ends: the blocks leave, peers' memory is closed, the ring unpinned. Then the memories go. */
+void mk_gpu_stop(struct mk_comm *comm);
+void mk_gpu_destroy(struct mk_comm *comm);
+/* Fills the device addresses of a launch. */
+void mk_gpu_bind(struct mk_comm *comm, struct mk_ar *ar);
+
+/* gemm_ar.c: one launch on `stream`. */
+int mk_exec_gpu(struct mk_comm *comm, const struct mk_gemm_call *call, struct mk_ar *ar, void *stream);
