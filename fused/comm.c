@@ -314,7 +314,8 @@ static int comm_create(const struct mk_settings *s, struct mk_boot *boot, int nr
         mk_comm_destroy(comm);
         return ret;
     }
-    mk_gemm_cpu_open(strcmp(s->gemm, "builtin") != 0);
+    if (!comm->gpu)
+        mk_gemm_cpu_open(strcmp(s->gemm, "builtin") != 0);
     MK_INFO("FUSED", "rank %d of %d: node %d of %d, local rank %d of %d, %d blocks, slots of %llu bytes",
             rank, nranks, comm->topo.node, comm->topo.nnodes, comm->topo.local, comm->topo.nlocal,
             comm->threads, (unsigned long long)comm->rings.slot_bytes);

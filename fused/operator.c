@@ -226,7 +226,7 @@ int mk_comm_info(mk_comm_t comm, struct mk_comm_info *out)
     i.threads = comm->threads;
     i.workspace = comm->settings.workspace;
     i.chunk = comm->rings.slot_bytes;
-    strncpy(i.gemm, mk_gemm_cpu_name(), sizeof(i.gemm) - 1);
+    strncpy(i.gemm, comm->gpu ? "GPU" : mk_gemm_cpu_name(), sizeof(i.gemm) - 1);
     if (comm->proxy) {
         const struct mk_caps *caps = mk_engine_caps(mk_proxy_engine(comm->proxy));
         struct mk_proxy_stats s;

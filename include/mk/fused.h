@@ -44,7 +44,7 @@ uint32_t mk_comm_trace_events(mk_comm_t comm, const struct mk_trace_event **even
 struct mk_comm_info {
     int rank, nranks, node, nnodes, local_rank, local_nranks, threads;
     char transport[16], provider[64], adapter[16]; /* "" with one node */
-    char gemm[32];                                 /* "openblas SkylakeX", "built-in" */
+    char gemm[32];                                 /* "openblas SkylakeX", "built-in", "GPU" */
     uint64_t workspace, chunk;
     uint64_t commands, batches, bytes; /* of the proxy */
 };
