@@ -129,6 +129,14 @@ static inline struct mk_bell *nic_bell(int thread)
 {
     return (struct mk_bell *)((char *)nic.doorbell.addr + 64 * thread);
 }
+static inline uint32_t nic_state(const struct nic_client *c)
+{
+    return __atomic_load_n(&c->state, __ATOMIC_ACQUIRE);
+}
+static inline void nic_state_set(struct nic_client *c, enum nic_client_state state)
+{
+    __atomic_store_n(&c->state, (uint32_t)state, __ATOMIC_RELEASE);
+}
 static inline int nic_thread_of(int client)
 {
     return client % nic.nthreads;

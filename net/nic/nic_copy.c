@@ -378,11 +378,11 @@ static bool take_group(struct nic_client *c)
 static bool visit(struct nic_client *c)
 {
     bool any = collect(c);
-    const uint32_t state = __atomic_load_n(&c->state, __ATOMIC_ACQUIRE);
-    if (state == NIC_SERVED && !c->bad)
+    const uint32_t state = nic_state(c);
+    if (state == NIC_SERVED && !__atomic_load_n(&c->bad, __ATOMIC_ACQUIRE))
         any = take_group(c) || any;
     if (state == NIC_LEAVING && !c->out)
-        __atomic_store_n(&c->state, NIC_LEFT, __ATOMIC_RELEASE);
+        nic_state_set(c, NIC_LEFT);
     return any;
 }
 
@@ -398,7 +398,7 @@ void *nic_copy_thread(void *thread_number)
         bool any = false, out = false;
         for (int i = me; i < top; i += nic.nthreads) {
             struct nic_client *c = &nic.client[i];
-            const uint32_t state = __atomic_load_n(&c->state, __ATOMIC_ACQUIRE);
+            const uint32_t state = nic_state(c);
             if (state != NIC_SERVED && state != NIC_LEAVING)
                 continue;
             any = visit(c) || any;

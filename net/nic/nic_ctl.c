@@ -47,12 +47,12 @@ static void accept_client(void)
     }
     for (int i = 0; i < NIC_CLIENTS; i++) {
         struct nic_client *c = &nic.client[i];
-        if (c->state != NIC_NOBODY)
+        if (nic_state(c) != NIC_NOBODY)
             continue;
         memset(&c->bad, 0, sizeof(*c) - offsetof(struct nic_client, bad)); /* copy threads look at `state` */
         c->fd = fd;
         c->pid = who.pid;
-        __atomic_store_n(&c->state, NIC_JOINING, __ATOMIC_RELEASE);
+        nic_state_set(c, NIC_JOINING);
         if ((uint32_t)i >= nic.client_top)
             __atomic_store_n(&nic.client_top, (uint32_t)i + 1, __ATOMIC_RELEASE);
         return;
@@ -68,12 +68,12 @@ static void client_ended(int i)
     close(c->fd);
     c->fd = -1;
     nic_win_drop_client(i);
-    if (c->state == NIC_JOINING) {
-        c->state = NIC_NOBODY;
+    if (nic_state(c) == NIC_JOINING) {
+        nic_state_set(c, NIC_NOBODY);
         return;
     }
     MK_INFO("NET", "mknic: process %d has left", c->pid);
-    __atomic_store_n(&c->state, NIC_LEAVING, __ATOMIC_RELEASE);
+    nic_state_set(c, NIC_LEAVING);
     mk_bell_ring(nic_bell(nic_thread_of(i)));
 }
 
@@ -82,13 +82,13 @@ static int bury(void)
     int left = 0;
     for (int i = 0; i < NIC_CLIENTS; i++) {
         struct nic_client *c = &nic.client[i];
-        const uint32_t state = __atomic_load_n(&c->state, __ATOMIC_ACQUIRE);
+        const uint32_t state = nic_state(c);
         if (state == NIC_LEAVING)
             left++;
         if (state == NIC_SERVED && __atomic_load_n(&c->bad, __ATOMIC_ACQUIRE)) {
             MK_WARN("NET", "mknic: the job ring of process %d is broken; it is cut off", c->pid);
             shutdown(c->fd, SHUT_RDWR);
-            c->bad = 0;
+            __atomic_store_n(&c->bad, 0, __ATOMIC_RELEASE);
         }
         if (state != NIC_LEFT)
             continue;
@@ -96,7 +96,7 @@ static int bury(void)
         nic.cu->host_unregister(c->seg);
         mk_shm_release(&c->shm);
         mk_shm_release(&c->bell_shm);
-        c->state = NIC_NOBODY;
+        nic_state_set(c, NIC_NOBODY);
     }
     return left;
 }
@@ -106,7 +106,7 @@ static int bury(void)
 static int hello(int client, const struct mk_nic_hello *h, struct mk_nic_reply *r)
 {
     struct nic_client *c = &nic.client[client];
-    if (c->state != NIC_JOINING)
+    if (nic_state(c) != NIC_JOINING)
         return nic_say(r, MK_ERR_INVALID, "a second hello");
     if (h->version != MK_NIC_VERSION)
         return nic_say(r, MK_ERR_MISMATCH, "mknic speaks version %u, this process %u", MK_NIC_VERSION,
@@ -136,7 +136,7 @@ static int hello(int client, const struct mk_nic_hello *h, struct mk_nic_reply *
     mk_shm_ref(&nic.doorbell, &r->doorbell);
     r->doorbell_off = 64u * (unsigned)nic_thread_of(client);
     MK_INFO("NET", "mknic: process %d is here", c->pid);
-    __atomic_store_n(&c->state, NIC_SERVED, __ATOMIC_RELEASE);
+    nic_state_set(c, NIC_SERVED);
     mk_bell_ring(nic_bell(nic_thread_of(client)));
     return 0;
 refuse:
@@ -152,7 +152,7 @@ static void serve(int client, const struct mk_nic_request *q, int *passed, int n
     r.magic = MK_NIC_MAGIC;
     r.seq = q->seq;
     if (q->op == MK_NIC_REG_FD) {
-        if (nic.client[client].state == NIC_SERVED) {
+        if (nic_state(&nic.client[client]) == NIC_SERVED) {
             nic_win_reg(client, q, passed, npassed, &r);
             send_reply(client, &r);
             return;
@@ -162,7 +162,7 @@ static void serve(int client, const struct mk_nic_request *q, int *passed, int n
         close(passed[i]);
     if (q->op == MK_NIC_HELLO)
         hello(client, &q->u.hello, &r);
-    else if (nic.client[client].state != NIC_SERVED)
+    else if (nic_state(&nic.client[client]) != NIC_SERVED)
         nic_say(&r, MK_ERR_INVALID, "hello comes first");
     else if (q->op == MK_NIC_REG_IPC || q->op == MK_NIC_REG_HOST)
         nic_win_reg(client, q, NULL, 0, &r);
@@ -215,7 +215,7 @@ int nic_ctl_run(void)
         fds[0] = (struct pollfd){.fd = nic.signal_fd, .events = POLLIN};
         fds[1] = (struct pollfd){.fd = nic.listen_fd, .events = POLLIN};
         for (int i = 0; i < NIC_CLIENTS; i++)
-            if (nic.client[i].state != NIC_NOBODY && nic.client[i].fd >= 0) {
+            if (nic_state(&nic.client[i]) != NIC_NOBODY && nic.client[i].fd >= 0) {
                 whose[n] = i;
                 fds[n++] = (struct pollfd){.fd = nic.client[i].fd, .events = POLLIN};
             }
