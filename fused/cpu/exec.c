@@ -139,6 +139,7 @@ struct waiter {
     struct mk_ar_block *blk;
     int idle;
     uint64_t began, looked, reminded;
+    uint64_t gone_seen; /* when a local peer's word of its failure was first seen; 0: not */
 };
 
 static int rail_rank(const struct mk_comm *comm, int node)
@@ -168,6 +169,12 @@ static void check_peer(struct waiter *w, int node_level, int peer)
     const int code = node_level ? __atomic_load_n(&comm->link_error[peer].code, __ATOMIC_ACQUIRE) : 0;
     char what[200];
     if (gone && gone != MK_GONE_LEFT) {
+        /* The bootstrap's message says more, and is on its way unless its root has left: it gets a second. */
+        const uint64_t now = mk_time_ns();
+        if (!w->gone_seen)
+            w->gone_seen = now;
+        if (now - w->gone_seen < VERDICT_NS)
+            return;
         mk_comm_fail(comm, -gone, true, "rank %d has failed: %s", rank, mk_strerror(-gone));
         return;
     }
@@ -278,7 +285,7 @@ static void run_block(void *ctx, int index)
     struct mk_comm *comm = l->comm;
     const struct mk_ar *ar = l->ar;
     struct mk_ar_block blk;
-    struct waiter w = {comm, ar, &blk, 0, mk_time_ns(), 0, 0};
+    struct waiter w = {comm, ar, &blk, 0, mk_time_ns(), 0, 0, 0};
     uint64_t idle_from = 0;
     memset(&blk, 0, sizeof(blk));
     w.reminded = w.began;
