@@ -8,8 +8,8 @@
  *       MK_NEXT_IDLE: machine's way to wait a little
  *   mk_ar_leave(ar, blk): the last block waits for mk_ar_drained, then mk_ar_advance
  *
- * The tile side (tile/tile_cpu.h, tile/tile_stub.cuh) supplies mk_tile_gemm, mk_tile_pack, mk_tile_sum,
- * mk_tile_reduce, mk_tile_unpack and the wake-ups mk_wake_self, mk_wake_local, mk_wake_proxy. */
+ * The tile side (tile/tile_cpu.h, tile/tile_cuda.cuh, tile/tile_stub.cuh) supplies mk_tile_gemm, mk_tile_op and the
+ * waits and wake-ups mk_pause, mk_wake_self, mk_wake_local, mk_wake_proxy. */
 #pragma once
 #include "ops/gemm_ar.h"
 
