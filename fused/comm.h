@@ -6,6 +6,7 @@
  *   rings.c      layout of the two memories  peers.c      exchange and mapping of peers' memory, links
  *   plan.c       checks, grid, signature     operator.c   the public calls
  *   cpu/exec.c   block threads               trace.c      timeline
+ *   gone.c       neighbours that went away
  *   cuda/gpu.c   GPU side of a communicator  cuda/gemm_ar.c launch of its kernels */
 #pragma once
 #include "mk/boot.h"
@@ -145,9 +146,20 @@ int mk_exec_cpu(struct mk_comm *comm, const struct mk_ar *ar);
 bool mk_stuck_describe(struct mk_comm *comm, const struct mk_ar *ar, const struct mk_ar_block *blk,
                        char *text, size_t size);
 
-/* Does this launch still need something of that peer (a local rank, or a node)? False: all that the peer owes has
- * come and all that it must take has been granted, so the peer may have finished and left. */
-bool mk_stuck_needs(const struct mk_ar *ar, int node_level, int peer);
+/* gone.c: neighbours that a waiting launch has lost. */
+#define MK_GONE_VERDICT_NS 1000000000ull /* between a broken link, or a good-bye, and calling it a failure */
+struct mk_gone_ask {
+    bool (*needs)(void *ctx, int node_level, int peer); /* mk_ar_needs of the launch */
+    bool (*drained)(void *ctx, int node);               /* mk_ar_drained */
+    void (*describe)(void *ctx, char *text, size_t size);
+    void *ctx;
+};
+/* Has that neighbour (a local rank, or a node) said good-bye? */
+bool mk_gone_left(const struct mk_comm *comm, int node_level, int peer);
+/* Is there anything for mk_gone_check to look at? */
+bool mk_gone_any(const struct mk_comm *comm);
+/* Fails the communicator if the launch needs a neighbour that is gone. *seen: 0 before the first call of a launch. */
+void mk_gone_check(struct mk_comm *comm, const struct mk_gone_ask *ask, uint64_t *seen);
 
 /* trace.c */
 void mk_trace_begin(struct mk_comm *comm);

@@ -103,6 +103,13 @@ static int check_call(struct mk_comm *comm, const struct mk_gemm_call *call, voi
     const struct mk_gemm_problem p = problem_of(call);
     int blocks;
     bool hopper;
+    /* K is each rank's own: the others cannot know that this one does not come */
+    if (comm->gpu && call->m && call->n && call->k > INT32_MAX && comm->nranks > 1) {
+        mk_comm_fail(comm, MK_ERR_UNSUPPORTED, true,
+                     "rank %d: K=%lld is beyond the 2^31-1 of the GPU kernels", comm->rank,
+                     (long long)call->k);
+        return mk_comm_check(comm);
+    }
     const int gpu = call->m && call->n ? mk_gemm_cuda_place(&p, stream, &blocks, &hopper) : comm->gpu != NULL;
     if (gpu < 0)
         return gpu;

@@ -39,10 +39,26 @@ static int rail_rank(const struct mk_comm *comm, int node)
 
 /* ---- local ranks ---- */
 
+/* The blocks of ranks that share a GPU must fit on it together, which nobody here knows: it takes the user's word. */
+static int check_gpus(struct mk_comm *comm, uint8_t *cards)
+{
+    const struct mk_gpu_card *mine = &card_of(comm, cards, comm->rank)->gpu;
+    for (int r = 0; comm->gpu && !comm->settings.shared_gpu && r < comm->nranks; r++)
+        if (r != comm->rank && !memcmp(&card_of(comm, cards, r)->gpu.uuid, &mine->uuid, sizeof(mine->uuid)))
+            return mk_fail(
+                MK_ERR_UNSUPPORTED, "FUSED",
+                "ranks %d and %d are on one GPU: their kernels wait for each other and must fit on it "
+                "together (MK_SHARED_GPU=1 says that they do; mkrun --gpus-shared sees to it)",
+                comm->rank, r);
+    return 0;
+}
+
 static int map_local(struct mk_comm *comm, uint8_t *cards)
 {
     const struct mk_topo *t = &comm->topo;
     const size_t n = (size_t)t->nlocal;
+    if (comm->gpu)
+        comm->gpu->exported = true;
     comm->peer_memory = calloc(n, sizeof(*comm->peer_memory));
     comm->peer_fixed = calloc(n, sizeof(*comm->peer_fixed));
     comm->peer_staging = calloc(n, sizeof(*comm->peer_staging));
@@ -241,8 +257,8 @@ int mk_peers_setup(struct mk_comm *comm)
     int ret = !cards || !mine ? mk_fail(MK_ERR_NOMEM, "FUSED", "no memory for %d ranks", comm->nranks) : 0;
     if (!ret) {
         mk_shm_ref(&comm->memory, &mine->memory);
-        mk_gpu_card(comm, &mine->gpu);
-        if (comm->topo.nnodes > 1)
+        ret = mk_gpu_card(comm, &mine->gpu);
+        if (!ret && comm->topo.nnodes > 1)
             ret = open_network(comm, mine);
     }
     ret = mk_comm_agree(comm, ret);
@@ -251,7 +267,9 @@ int mk_peers_setup(struct mk_comm *comm)
     ret = mk_boot_allgather(comm->boot, mine, cards, bytes);
     if (ret)
         goto out;
-    ret = map_local(comm, cards);
+    ret = check_gpus(comm, cards);
+    if (!ret)
+        ret = map_local(comm, cards);
     if (!ret && comm->topo.nnodes > 1)
         ret = connect_nodes(comm, cards);
     comm->host.peer_bell = comm->peer_bell;

@@ -128,7 +128,8 @@ int mk_gemm(mk_layout_t layout, int64_t m, int64_t n, int64_t k, mk_dtype_t dtyp
  * local ranks 0, 1, ..); C = round_T(act(fp32 sum of s over nodes 0, 1, .. + bias)); W = T, or fp32 by MK_WIRE.
  * C is output only. On an error C holds this rank's own partial product or NaN, never another rank's value.
  * On a GPU: bf16 and fp16, asynchronous on `stream`; operands whose addresses or rows are not aligned to 16 bytes, or
- * N not a multiple of 8, take a slower kernel with the same contract.
+ * N not a multiple of 8, take a slower kernel with the same contract. K is below 2^31; a rank with a larger one ends
+ * the communicator of all with UNSUPPORTED.
  * Errors: INVALID, UNSUPPORTED (nothing touched, the communicator stays usable); MISMATCH, PEER, TIMEOUT, NET,
  * ABORTED (the communicator is finished: every later call returns the same code; destroy it). */
 int mk_gemm_allreduce(mk_comm_t comm, mk_layout_t layout, int64_t m, int64_t n, int64_t k, mk_dtype_t dtype,

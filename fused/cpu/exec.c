@@ -5,7 +5,7 @@
 #include "comm.h"
 #include "mk/err.h"
 #include "mk/log.h"
-#include "ops/gemm_ar_do.h"
+#include "ops/gemm_ar_need_do.h"
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -128,7 +128,6 @@ void mk_pool_run(struct mk_pool *p, void (*fn)(void *ctx, int block), void *ctx)
 #define YIELDS 20                 /* before a block sleeps */
 #define SLEEP_NS 2000000ull       /* everybody who publishes rings; this bounds the checks below */
 #define SLEEP_UNRUNG_NS 100000ull /* adapter flag: the NIC writes flags and rings nothing */
-#define VERDICT_NS 1000000000ull  /* between a broken link, or a good-bye, and calling it a failure */
 #define SECONDHAND_NS 1e9
 #define REMIND_NS 30000000000ull
 #define STOPPED_NS 1000000000ull /* between two looks: this process did not run, its clocks start again */
@@ -142,65 +141,25 @@ struct waiter {
     uint64_t gone_seen; /* when a local peer's word of its failure was first seen; 0: not */
 };
 
-static int rail_rank(const struct mk_comm *comm, int node)
+static bool ask_needs(void *w, int node_level, int peer)
 {
-    return comm->rank_at[node * comm->topo.nlocal + comm->topo.local];
+    return mk_ar_needs(((struct waiter *)w)->ar, node_level, peer);
 }
-
-/* What a local peer has written of itself: 0 alive, MK_GONE_LEFT, or the code of its failure, negated. */
-static int gone_word(const struct mk_comm *comm, int node_level, int peer)
+static bool ask_drained(void *w, int node)
 {
-    if (node_level)
-        return 0;
-    return (int)mk_ld_acq_sys_u64((const uint64_t *)(comm->peer_fixed[peer] + comm->rings.gone_off));
+    return mk_ar_drained(((struct waiter *)w)->ar, node);
 }
-
-/* A neighbour that this launch needs, and that has left or whose link is broken. Others who left do not matter: a
- * rank that has finished the launch may go while the rest still works, and who misses one that is not his neighbour
- * hears of it from those whose neighbour it is: from all by the bootstrap, from local ones, once the bootstrap's
- * root has left, by their word. */
-static void check_peer(struct waiter *w, int node_level, int peer)
+static void ask_describe(void *ctx, char *text, size_t size)
 {
-    struct mk_comm *comm = w->comm;
-    const struct mk_topo *t = &comm->topo;
-    const int rank = node_level ? rail_rank(comm, peer) : comm->rank_at[t->node * t->nlocal + peer];
-    const int gone = gone_word(comm, node_level, peer);
-    const bool left = mk_boot_has_left(comm->boot, rank) || gone == MK_GONE_LEFT;
-    const int code = node_level ? __atomic_load_n(&comm->link_error[peer].code, __ATOMIC_ACQUIRE) : 0;
-    char what[200];
-    if (gone && gone != MK_GONE_LEFT) {
-        /* The bootstrap's message says more, and is on its way unless its root has left: it gets a second. */
-        const uint64_t now = mk_time_ns();
-        if (!w->gone_seen)
-            w->gone_seen = now;
-        if (now - w->gone_seen < VERDICT_NS)
-            return;
-        mk_comm_fail(comm, -gone, true, "rank %d has failed: %s", rank, mk_strerror(-gone));
-        return;
-    }
-    if (!left && !code)
-        return;
-    const bool needed = mk_stuck_needs(w->ar, node_level, peer);
-    if (left && needed) {
-        mk_stuck_describe(comm, w->ar, w->blk, what, sizeof(what));
-        mk_comm_fail(comm, MK_ERR_PEER, true, "rank %d has left, but a call needs it: %s", rank, what);
-    } else if (!left && (needed || !mk_ar_drained(w->ar, peer))) {
-        mk_comm_fail(comm, code, true, "link from rank %d to rank %d failed: %s", comm->rank, rank,
-                     comm->link_error[peer].text);
-    }
+    struct waiter *w = ctx;
+    mk_stuck_describe(w->comm, w->ar, w->blk, text, size);
 }
 
 static void check_gone(struct waiter *w, uint64_t idle_ns)
 {
-    const struct mk_topo *t = &w->comm->topo;
-    if (idle_ns < VERDICT_NS || !w->comm->boot)
-        return;
-    for (int p = 0; p < t->nlocal; p++)
-        if (p != t->local)
-            check_peer(w, 0, p);
-    for (int d = 0; d < t->nnodes; d++)
-        if (d != t->node)
-            check_peer(w, 1, d);
+    const struct mk_gone_ask ask = {ask_needs, ask_drained, ask_describe, w};
+    if (idle_ns >= MK_GONE_VERDICT_NS)
+        mk_gone_check(w->comm, &ask, &w->gone_seen);
 }
 
 /* Are tiles of this rank's own still to come? Then nobody else is late. */
@@ -261,7 +220,7 @@ struct launch {
 /* Has everything sent to node e arrived there, or has e finished and left (then it had all it needed)? */
 static bool node_drained(struct mk_comm *comm, const struct mk_ar *ar, int e)
 {
-    return mk_ar_drained(ar, e) || mk_boot_has_left(comm->boot, rail_rank(comm, e));
+    return mk_ar_drained(ar, e) || mk_gone_left(comm, 1, e);
 }
 
 static void last_block(struct waiter *w)

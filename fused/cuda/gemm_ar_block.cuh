@@ -9,7 +9,7 @@
 #include "tile/tile_cuda.cuh"
 MK_DEV void mk_tile_gemm(const struct mk_ar *ar, const struct mk_ar_block *blk);
 MK_DEV void mk_tile_op(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_op *op);
-#include "ops/gemm_ar_do.h"
+#include "ops/gemm_ar_need_do.h"
 
 #define MK_LOOK_MAX 8 /* warps that run the shared text, at most */
 struct mk_looks {
@@ -23,6 +23,7 @@ struct mk_block_words {
     struct mk_looks looks;
     int next, last;
     int lost; /* a ready task went to another block: look again at once */
+    int sent; /* the last block: 1 + the node whose completions it waits for */
     uint32_t idle;
     uint64_t entered_ns, told_ns;
 };
@@ -70,54 +71,7 @@ MK_DEV int mk_wide_try_comm(const struct mk_ar *ar, struct mk_block_words *w)
     return left;
 }
 
-/* ---- waiting ---- */
-
-#define MK_FORWARD_EVERY 64     /* idle rounds between two looks at the host's abort word */
-#define MK_TELL_NS 100000000ull /* between two notes of what is waited for */
-#define MK_TELL_AFTER 1000000000ull
-
-/* The first queue that the last look found not ready -> what[]. */
-MK_DEV void mk_describe(const struct mk_block_words *w, uint64_t since, uint64_t (&what)[MK_WHATS])
-{
-    for (int i = 0; i < MK_LOOK_MAX; i++) {
-        const struct mk_task *t = &w->looks.task[i];
-        if (w->looks.got[i] != 0)
-            continue;
-        what[MK_WHAT_KIND] = (uint64_t)t->kind;
-        what[MK_WHAT_PEER] = (uint64_t)t->peer;
-        what[MK_WHAT_ITEM] = t->item;
-        what[MK_WHAT_CHUNK] = t->chunk;
-        break;
-    }
-    what[MK_WHAT_EPOCH] = w->blk.epoch;
-    what[MK_WHAT_SINCE] = since;
-    what[MK_WHAT_BLOCK] = w->blk.ticket;
-}
-
-/* Leader of a block with nothing to do, also of the last block that waits for the NIC. */
-MK_DEV void mk_idle(const struct mk_ar *ar, struct mk_block_words *w)
-{
-    const struct mk_gpu_device *d = mk_gpu_of(ar);
-    __nanosleep(100);
-    if (++w->idle % MK_FORWARD_EVERY)
-        return;
-    mk_forward_abort(ar);
-    const uint64_t now = mk_now_ns(), last = mk_ld_rlx_gpu_u64(&ar->state->progress_ns);
-    const uint64_t from = last > w->entered_ns ? last : w->entered_ns, since = now > from ? now - from : 0;
-    const bool expired = d->peer_timeout_ns && since > d->peer_timeout_ns;
-    if (!expired && (since < MK_TELL_AFTER || now - w->told_ns < MK_TELL_NS))
-        return;
-    uint64_t what[MK_WHATS] = {};
-    mk_describe(w, since, what);
-    w->told_ns = now;
-    if (expired) {
-        mk_gpu_fail(ar, 8 /* -MK_ERR_TIMEOUT */, what);
-        return;
-    }
-    for (int i = 0; i < MK_WHATS; i++)
-        mk_st_rlx_sys_u64(&d->words->wait[i], what[i]);
-    mk_st_rel_sys_u64(&d->words->waiting, w->blk.epoch);
-}
+#include "cuda/gemm_ar_wait.cuh"
 
 /* ---- life of a block ---- */
 
@@ -130,6 +84,7 @@ MK_DEV void mk_block_enter(const struct mk_ar *ar, struct mk_block_words *w)
             w->looks.got[i] = -1;
         w->entered_ns = mk_now_ns();
         w->told_ns = 0;
+        w->sent = 0;
         if (w->blk.ticket == 0)
             mk_st_rlx_sys_u64(&mk_gpu_of(ar)->words->begun, w->blk.epoch);
     }
@@ -177,8 +132,12 @@ MK_DEV void mk_block_leave(const struct mk_ar *ar, struct mk_block_words *w)
     if (mk_lane() == 0) {
         w->last = mk_ar_leave(ar, &w->blk);
         for (int32_t e = 0; w->last && e < ar->rings.topo.nnodes; e++)
-            while (e != ar->rings.topo.node && !mk_ar_drained(ar, e) && !mk_ar_aborted(ar))
+            while (e != ar->rings.topo.node && !mk_ar_drained(ar, e) && !mk_ar_aborted(ar)) {
+                if (mk_node_left(ar, e))
+                    break;
+                w->sent = 1 + e;
                 mk_idle(ar, w);
+            }
         if (w->last && !mk_ar_aborted(ar)) {
             mk_ar_advance(ar, &w->blk);
             mk_st_rlx_sys_u64(&mk_gpu_of(ar)->words->ended, w->blk.epoch);

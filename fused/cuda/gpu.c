@@ -17,8 +17,6 @@
 #define AT_STATE (AT_PEERS + 2u * 8u * MK_MAX_PEERS)
 #define AT_TILES (AT_STATE + (((uint32_t)sizeof(struct mk_ar_state) + 255u) / 256u * 256u))
 #define PRIVATE_BYTES ((size_t)AT_TILES + 8u * (size_t)MK_GPU_TILES)
-#define WATCH_NS 1000000
-#define REMIND_NS 30000000000ull
 
 _Static_assert(sizeof(struct mk_gpu_device) <= AT_RING, "device words");
 
@@ -83,8 +81,10 @@ int mk_gpu_create(struct mk_comm *comm)
         return mk_fail(MK_ERR_NOMEM, "FUSED", "no memory for %d local ranks", comm->topo.nlocal);
     memset(g->words, 0, 4096);
     int err = g->cu->ctx_current(&g->ctx);
-    if (!err)
+    if (!err) {
+        mk_gpu_sweep(g->cu, g->ctx);
         err = g->cu->ctx_device(&g->device);
+    }
     if (!err)
         err = g->cu->device_attribute(&g->sms, MK_CU_ATTR_SMS, g->device);
     if (!err)
@@ -103,19 +103,24 @@ int mk_gpu_create(struct mk_comm *comm)
     return ret ? ret : fill(comm);
 }
 
-void mk_gpu_card(struct mk_comm *comm, struct mk_gpu_card *out)
+int mk_gpu_card(struct mk_comm *comm, struct mk_gpu_card *out)
 {
     struct mk_gpu *g = comm->gpu;
     memset(out, 0, sizeof(*out));
     if (!g)
-        return;
+        return 0;
+    int err = g->cu->device_uuid(&out->uuid, g->device);
+    if (err)
+        return mk_cuda_fail(err, "identity of the GPU");
+    if (comm->topo.nlocal > 1)
+        err = g->cu->ipc_get(&out->ipc, g->memory);
+    if (err)
+        return mk_cuda_fail(err, "exporting GPU memory to local ranks (CUDA IPC)");
     out->used = 1;
     out->pid = getpid();
     out->address = g->memory;
     out->context = (uintptr_t)g->ctx;
-    g->cu->device_uuid(&out->uuid, g->device);
-    if (comm->topo.nlocal > 1)
-        g->cu->ipc_get(&out->ipc, g->memory);
+    return 0;
 }
 
 int mk_gpu_map(struct mk_comm *comm, int local, const struct mk_gpu_card *card)
@@ -136,107 +141,6 @@ int mk_gpu_map(struct mk_comm *comm, int local, const struct mk_gpu_card *card)
     return 0;
 }
 
-/* ---- watching ---- */
-
-static int rank_of(const struct mk_comm *comm, uint64_t kind, uint64_t peer)
-{
-    const struct mk_topo *t = &comm->topo;
-    const char fan = mk_ar_fan((int)kind);
-    if (fan == '1' || peer >= (uint64_t)(fan == 'l' ? t->nlocal : t->nnodes))
-        return -1;
-    return fan == 'l' ? comm->rank_at[t->node * t->nlocal + (int)peer]
-                      : comm->rank_at[(int)peer * t->nlocal + t->local];
-}
-
-/* One sentence on what a block waits for. */
-static void describe(const struct mk_comm *comm, const uint64_t *what, char *text, size_t size)
-{
-    static const char *const names[] = {"a tile",
-                                        "room for a partial chunk at a local rank",
-                                        "partial chunks, or room for a node sum",
-                                        "node sums",
-                                        "a result",
-                                        "a broadcast chunk",
-                                        "room for a launch header at a local rank",
-                                        "room for a launch header at another node",
-                                        "the launch header of a local rank that has not come to this call",
-                                        "the launch header of a rank that has not come to this call"};
-    const uint64_t kind = what[MK_WHAT_KIND] < MK_AR_KINDS ? what[MK_WHAT_KIND] : 0;
-    const int rank = rank_of(comm, kind, what[MK_WHAT_PEER]);
-    int n = snprintf(text, size, "gemm_allreduce, operation %llu, block %llu waits for: %s (chunk %llu",
-                     (unsigned long long)what[MK_WHAT_EPOCH], (unsigned long long)what[MK_WHAT_BLOCK],
-                     names[kind], (unsigned long long)what[MK_WHAT_CHUNK]);
-    if (n > 0 && (size_t)n < size)
-        snprintf(text + n, size - (size_t)n, rank < 0 ? ")" : ", rank %d)", rank);
-}
-
-static void report(struct mk_comm *comm)
-{
-    const struct mk_gpu_words *w = comm->gpu->words;
-    const int code = -(int)__atomic_load_n(&w->failed, __ATOMIC_ACQUIRE);
-    char text[220];
-    if (!code || __atomic_load_n(&comm->abort_word, __ATOMIC_ACQUIRE))
-        return;
-    if (code == MK_ERR_MISMATCH) {
-        mk_comm_fail(
-            comm, code, true,
-            "rank %d and rank %d make different calls (M, N, dtype, epilogue, or the number of calls so far)",
-            comm->rank, rank_of(comm, w->what[MK_WHAT_KIND], w->what[MK_WHAT_PEER]));
-        return;
-    }
-    describe(comm, w->what, text, sizeof(text));
-    mk_comm_fail(comm, code, true, "%s%s", code == MK_ERR_TIMEOUT ? "MK_PEER_TIMEOUT: " : "", text);
-}
-
-/* A launch that waits, and whom it waits for. A peer that left or whose link is broken will not come. */
-static void look_at_wait(struct mk_comm *comm, uint64_t *reminded)
-{
-    const struct mk_gpu_words *w = comm->gpu->words;
-    const uint64_t epoch = __atomic_load_n(&w->waiting, __ATOMIC_ACQUIRE);
-    uint64_t what[MK_WHATS];
-    char text[220];
-    if (!epoch || __atomic_load_n(&w->ended, __ATOMIC_RELAXED) >= epoch)
-        return;
-    for (int i = 0; i < MK_WHATS; i++)
-        what[i] = __atomic_load_n(&w->wait[i], __ATOMIC_RELAXED);
-    const int rank =
-        rank_of(comm, what[MK_WHAT_KIND] < MK_AR_KINDS ? what[MK_WHAT_KIND] : 0, what[MK_WHAT_PEER]);
-    describe(comm, what, text, sizeof(text));
-    if (rank >= 0 && comm->boot && mk_boot_has_left(comm->boot, rank)) {
-        mk_comm_fail(comm, MK_ERR_PEER, true, "rank %d has left, but a call needs it: %s", rank, text);
-        return;
-    }
-    for (int e = 0; comm->link_error && e < comm->topo.nnodes; e++) {
-        const int code = __atomic_load_n(&comm->link_error[e].code, __ATOMIC_ACQUIRE);
-        if (code) {
-            mk_comm_fail(comm, code, true, "link from rank %d to rank %d failed: %s", comm->rank,
-                         comm->rank_at[e * comm->topo.nlocal + comm->topo.local], comm->link_error[e].text);
-            return;
-        }
-    }
-    const uint64_t now = mk_time_ns();
-    if (what[MK_WHAT_SINCE] > REMIND_NS && now - *reminded > REMIND_NS) {
-        MK_WARN("FUSED", "waiting for %llu s: %s", (unsigned long long)(what[MK_WHAT_SINCE] / 1000000000u),
-                text);
-        *reminded = now;
-    }
-}
-
-static void *watch_main(void *arg)
-{
-    struct mk_comm *comm = arg;
-    uint64_t reminded = 0;
-    const struct timespec nap = {0, WATCH_NS};
-    while (!__atomic_load_n(&comm->gpu->stop, __ATOMIC_ACQUIRE)) {
-        report(comm);
-        if (!__atomic_load_n(&comm->abort_word, __ATOMIC_ACQUIRE))
-            look_at_wait(comm, &reminded);
-        nanosleep(&nap, NULL);
-    }
-    report(comm);
-    return NULL;
-}
-
 int mk_gpu_ready(struct mk_comm *comm)
 {
     struct mk_gpu *g = comm->gpu;
@@ -248,7 +152,7 @@ int mk_gpu_ready(struct mk_comm *comm)
         table[p] = g->peer[p];
         table[MK_MAX_PEERS + p] = g->peer[p] + comm->rings.fixed_bytes;
     }
-    int err = g->cu->copy_to_device(g->private_memory + AT_PEERS, table, sizeof(table));
+    const int err = g->cu->copy_to_device(g->private_memory + AT_PEERS, table, sizeof(table));
     if (err)
         return mk_cuda_fail(err, "table of local ranks");
     if (comm->proxy) {
@@ -259,11 +163,7 @@ int mk_gpu_ready(struct mk_comm *comm)
             return ret;
         mk_proxy_unrung(comm->proxy);
     }
-    err = pthread_create(&g->watch, NULL, watch_main, comm);
-    if (err)
-        return mk_fail(MK_ERR_SYSTEM, "FUSED", "starting the watching thread: %s", strerror(err));
-    g->watching = true;
-    return 0;
+    return mk_gpu_watch(comm);
 }
 
 void *mk_gpu_staging(struct mk_comm *comm)
@@ -306,25 +206,6 @@ void mk_gpu_bind(struct mk_comm *comm, struct mk_ar *ar)
 
 /* ---- end ---- */
 
-/* What peers may still have mapped is not freed under them: it stays with the process, and one line says so. */
-static void drop_memory(struct mk_comm *comm)
-{
-    struct mk_gpu *g = comm->gpu;
-    const uint64_t *closed =
-        comm->memory.addr ? (const uint64_t *)((uint8_t *)comm->memory.addr + comm->rings.gone_off + 64)
-                          : NULL;
-    const uint64_t importers = (uint64_t)comm->topo.nlocal - 1;
-    const uint64_t end = mk_time_ns() + 200000000u;
-    const struct timespec nap = {0, 1000000};
-    while (closed && __atomic_load_n(closed, __ATOMIC_ACQUIRE) < importers && mk_time_ns() < end)
-        nanosleep(&nap, NULL); /* usually all destroy together */
-    if (!closed || __atomic_load_n(closed, __ATOMIC_ACQUIRE) >= importers)
-        g->cu->mem_free(g->memory);
-    else
-        MK_INFO("FUSED", "%zu bytes of GPU memory stay allocated: a local rank still has them mapped",
-                (size_t)(comm->rings.fixed_bytes + comm->rings.staging_bytes));
-}
-
 /* Until the last launch is over; false: it is not after `ns`. */
 static bool wait_for(struct mk_gpu *g, double ns)
 {
@@ -355,21 +236,17 @@ void mk_gpu_stop(struct mk_comm *comm)
         return;
     void *before = NULL;
     mk_gpu_abort(comm, MK_ERR_ABORTED); /* a launch that is still under way leaves */
-    if (g->watching) {
-        __atomic_store_n(&g->stop, 1, __ATOMIC_RELEASE);
-        pthread_join(g->watch, NULL);
-    }
+    mk_gpu_unwatch(g);
     g->cu->ctx_current(&before);
     g->cu->ctx_set(g->ctx);
     wait_for(g, 5e9);
-    for (int p = 0; g->opened && p < comm->topo.nlocal; p++)
-        if (g->opened[p]) {
+    for (int p = 0; g->opened && p < comm->topo.nlocal; p++) {
+        if (g->opened[p])
             g->cu->ipc_close(g->peer[p]);
-            if (comm->peer_memory && comm->peer_memory[p].addr)
-                __atomic_add_fetch(
-                    (uint64_t *)((uint8_t *)comm->peer_memory[p].addr + comm->rings.gone_off + 64), 1,
-                    __ATOMIC_ACQ_REL);
-        }
+        if (comm->peer_memory && comm->peer_memory[p].addr) /* p counts who is done with its memory: left.c */
+            __atomic_add_fetch((uint64_t *)((uint8_t *)comm->peer_memory[p].addr + comm->rings.gone_off + 64),
+                               1, __ATOMIC_ACQ_REL);
+    }
     if (g->pinned_ring)
         g->cu->host_unregister(mk_proxy_ring_memory(comm->proxy, &(size_t){0}));
     g->cu->ctx_set(before);
@@ -392,7 +269,8 @@ void mk_gpu_destroy(struct mk_comm *comm)
     if (g->private_memory)
         g->cu->mem_free(g->private_memory);
     if (g->memory)
-        drop_memory(comm);
+        mk_gpu_leave_memory(comm);
+    mk_gpu_sweep(g->cu, g->ctx);
     g->cu->ctx_set(before);
     free(g->words);
     free(g->peer);

@@ -7,7 +7,9 @@
  *   memory        device; fixed words and staging as local peers see them; exported by CUDA IPC
  *   private       device; state of the blocks, tile flags, tables of peer pointers, producer words of the ring
  *   words         pinned host; abort and reports (words.h)
- *   comm->memory  shared host memory, pinned where there are other nodes: what the NIC sees */
+ *   comm->memory  shared host memory, pinned where there are other nodes: what the NIC sees
+ *
+ * gpu.c: the memories; watch.c: the thread; left.c: memory that peers still have mapped; gemm_ar.c: launches. */
 #pragma once
 #include "cuda/words.h"
 #include "mk/cuda.h"
@@ -32,6 +34,7 @@ struct mk_gpu {
     bool *opened;    /* [local] by IPC: to be closed */
     bool pinned_words, pinned_net, pinned_ring;
     bool net_reaches; /* the NIC reads and writes `memory` itself */
+    bool exported;    /* local peers were told how to map `memory` */
     pthread_t watch;
     bool watching;
     uint32_t stop;             /* __atomic */
@@ -51,7 +54,7 @@ struct mk_gpu_card {
 int mk_gpu_wanted(void);
 /* After rings were built and comm->memory, comm->state hold their first values: makes the memories and the words. */
 int mk_gpu_create(struct mk_comm *comm);
-void mk_gpu_card(struct mk_comm *comm, struct mk_gpu_card *out);
+int mk_gpu_card(struct mk_comm *comm, struct mk_gpu_card *out);
 /* One local peer's memory. */
 int mk_gpu_map(struct mk_comm *comm, int local, const struct mk_gpu_card *card);
 /* The staging memory on the GPU; from now on the NIC's side of it too. */
@@ -67,6 +70,15 @@ void mk_gpu_stop(struct mk_comm *comm);
 void mk_gpu_destroy(struct mk_comm *comm);
 /* Fills the device addresses of a launch. */
 void mk_gpu_bind(struct mk_comm *comm, struct mk_ar *ar);
+
+/* watch.c: starts and ends the watching thread. */
+int mk_gpu_watch(struct mk_comm *comm);
+void mk_gpu_unwatch(struct mk_gpu *g);
+
+/* left.c: frees `memory` if no local rank has it mapped any more; else it is kept for a later sweep. */
+void mk_gpu_leave_memory(struct mk_comm *comm);
+/* Frees what was left in this context, which is current, and is closed by all by now. */
+void mk_gpu_sweep(const struct mk_cuda *cu, const void *ctx);
 
 /* gemm_ar.c: one launch on `stream`. */
 int mk_exec_gpu(struct mk_comm *comm, const struct mk_gemm_call *call, struct mk_ar *ar, void *stream);

@@ -8,6 +8,10 @@
  *   what[]          the block that won state->report_claim  host, after `failed`
  *   waiting, wait[] an idle block, about once in 100 ms     host: text of the reminder (relaxed; a torn record costs
  *                                                           a wrong word in a log line, nothing else)
+ *   need_*[],       an idle block, with wait[]: bit p: the  host: is a neighbour that is gone still needed?
+ *   undrained[]     launch needs local rank or node p; not  (relaxed; told (release, then acquire) says that all
+ *                   all that was sent to node p is there    of them were written after a certain moment)
+ *   left[]          host: bit p: node p's rank has left     the last block, which waits for what was sent (relaxed)
  *   begun, ended    first block to enter, last to leave:    host
  *                   the epoch (relaxed, sys) */
 #pragma once
@@ -23,6 +27,8 @@ enum mk_gpu_what {
     MK_WHAT_BLOCK = 6,
     MK_WHATS = 8
 };
+#define MK_WHAT_SENT 10 /* a kind: what was sent is not all at node MK_WHAT_PEER yet */
+#define MK_PEER_WORDS 4 /* a bit for each of MK_MAX_PEERS */
 
 struct mk_gpu_words {
     uint64_t abort;
@@ -31,7 +37,11 @@ struct mk_gpu_words {
     uint64_t what[MK_WHATS];
     uint64_t waiting; /* 0: nobody has waited for long in this launch; else its epoch */
     uint64_t wait[MK_WHATS];
+    uint64_t told; /* how often they were written */
+    uint64_t need_local[MK_PEER_WORDS], need_node[MK_PEER_WORDS], undrained[MK_PEER_WORDS];
     uint64_t begun, ended;
+    uint64_t pad1[16];
+    uint64_t left[MK_PEER_WORDS];
 };
 
 /* In device memory: what the tile side needs beyond struct mk_ar (mk_ar.host). */

@@ -30,6 +30,7 @@ void *gpu_stream(void); /* one non-blocking stream */
 struct gpu_graph;
 struct gpu_graph *gpu_capture(int (*fn)(void *arg, int i), void *arg, int n);
 double gpu_replay_us(struct gpu_graph *g); /* one replay, between two events, microseconds */
+void gpu_replay(struct gpu_graph *g);      /* does not wait */
 /* fn(arg, i) for i = 0 .. n-1 on gpu_stream(), between two events, microseconds. */
 double gpu_time_us(int (*fn)(void *arg, int i), void *arg, int n);
 void gpu_graph_free(struct gpu_graph *g);

@@ -5,7 +5,11 @@
  * the rows of one copy backwards, so that a completion that is reported too early is found out.
  *
  * Like the driver: an IPC handle can be open once a process; reserved addresses cannot be touched before
- * cuMemSetAccess; memory made without a handle type cannot be exported. No kernels. */
+ * cuMemSetAccess; memory made without a handle type cannot be exported. No kernels.
+ *
+ * FAKE_CUDA_FAIL=n: the n-th call, of those that a communicator's set-up makes and that may fail, does.
+ * fake_cuda_counts: what there is now (fake_cuda.h). */
+#include "fake_cuda.h"
 #include "mk/cuda.h"
 #include <fcntl.h>
 #include <pthread.h>
@@ -56,6 +60,18 @@ static struct memory map[TABLE], handle[TABLE];
 static struct stream *streams;
 static bool started;
 static _Thread_local int current; /* 1 + device */
+
+struct fake_cuda_counts fake_cuda_counts __attribute__((visibility("default")));
+
+static void count(long *what, long n)
+{
+    __atomic_add_fetch(what, n, __ATOMIC_RELAXED);
+}
+static bool fails(void)
+{
+    const char *nth = getenv("FAKE_CUDA_FAIL");
+    return __atomic_add_fetch(&fake_cuda_counts.calls, 1, __ATOMIC_RELAXED) == (nth ? atol(nth) : -1);
+}
 
 static struct memory *find(mk_cu_ptr p)
 {
@@ -191,13 +207,16 @@ int device_attribute(int *value, int attribute, int device)
 {
     (void)device;
     const char *no = getenv("FAKE_CUDA_NO_WRITE64");
-    *value = attribute == MK_CU_ATTR_WRITE64 ? !no : 0;
+    *value = attribute == MK_CU_ATTR_WRITE64 ? !no
+             : attribute == MK_CU_ATTR_MAJOR ? 9
+             : attribute == MK_CU_ATTR_SMS   ? 132
+                                             : 0;
     return OK;
 }
 int device_uuid(struct mk_cu_uuid *uuid, int device)
 {
     memset(uuid, 0x40 + device, sizeof(*uuid));
-    return OK;
+    return fails() ? INVALID_VALUE : OK;
 }
 int ctx_retain(void **ctx, int device)
 {
@@ -263,6 +282,7 @@ static int add_map(char *at, size_t size, int fd, bool legacy, bool opened, uint
     if (!m || fstat(fd, &st))
         return OUT_OF_MEMORY;
     *m = (struct memory){at, size, fd, current - 1, 0, h, legacy, opened, false, st.st_ino};
+    count(opened ? &fake_cuda_counts.opened : &fake_cuda_counts.memory, legacy);
     if (out)
         *out = (mk_cu_ptr)(uintptr_t)at;
     return OK;
@@ -270,7 +290,7 @@ static int add_map(char *at, size_t size, int fd, bool legacy, bool opened, uint
 
 int mem_alloc(mk_cu_ptr *p, size_t bytes)
 {
-    if (!current || !bytes)
+    if (!current || !bytes || fails())
         return INVALID_VALUE;
     const int fd = memfd_create("fake gpu", MFD_CLOEXEC);
     if (fd < 0 || ftruncate(fd, (off_t)bytes))
@@ -294,6 +314,7 @@ static int forget(mk_cu_ptr p, bool opened)
         munmap(m->at, m->size);
         close(m->fd);
         memset(m, 0, sizeof(*m));
+        count(opened ? &fake_cuda_counts.opened : &fake_cuda_counts.memory, -1);
     }
     pthread_mutex_unlock(&lock);
     return ret;
@@ -323,7 +344,7 @@ int ipc_get(struct mk_cu_ipc *out, mk_cu_ptr p)
 {
     struct ipc h = {getpid(), -1, 0, 0};
     pthread_mutex_lock(&lock);
-    const struct memory *m = find(p);
+    const struct memory *m = fails() ? NULL : find(p);
     if (m && m->legacy)
         h = (struct ipc){getpid(), m->fd, m->size, m->inode};
     pthread_mutex_unlock(&lock);
@@ -339,6 +360,8 @@ int ipc_open(mk_cu_ptr *p, struct mk_cu_ipc handle_bytes, unsigned flags)
     char path[64];
     int ret = INVALID_VALUE;
     (void)flags;
+    if (fails())
+        return OUT_OF_MEMORY;
     memcpy(&h, &handle_bytes, sizeof(h));
     snprintf(path, sizeof(path), "/proc/%d/fd/%d", h.pid, h.fd);
     const int fd = open(path, O_RDWR | O_CLOEXEC);
@@ -502,16 +525,20 @@ int vmm_access(mk_cu_ptr p, size_t bytes, const struct mk_cu_access *who, size_t
 int host_register(void *p, size_t bytes, unsigned flags)
 {
     (void)flags;
-    return p && bytes ? OK : INVALID_VALUE;
+    if (!p || !bytes || fails())
+        return INVALID_VALUE;
+    count(&fake_cuda_counts.registered, 1);
+    return OK;
 }
 int host_unregister(void *p)
 {
+    count(&fake_cuda_counts.registered, -1);
     return p ? OK : INVALID_VALUE;
 }
 int host_device_ptr(mk_cu_ptr *device, void *host, unsigned flags)
 {
     *device = (mk_cu_ptr)(uintptr_t)host;
-    return (int)flags;
+    return flags || fails() ? INVALID_VALUE : OK;
 }
 int stream_create(void **out, unsigned flags)
 {
@@ -568,7 +595,8 @@ int stream_write64(void *stream, mk_cu_ptr p, uint64_t value, unsigned flags)
 int event_create(void **event, unsigned flags)
 {
     (void)flags;
-    *event = calloc(1, sizeof(struct event));
+    *event = fails() ? NULL : calloc(1, sizeof(struct event));
+    count(&fake_cuda_counts.events, *event != NULL);
     return *event ? OK : OUT_OF_MEMORY;
 }
 int event_record(void *event, void *stream)
@@ -591,6 +619,7 @@ int event_query(void *event)
 int event_destroy(void *event)
 {
     free(event);
+    count(&fake_cuda_counts.events, -1);
     return OK;
 }
 int copy(mk_cu_ptr to, mk_cu_ptr from, size_t bytes, void *stream)
@@ -621,7 +650,7 @@ int copy_2d(const struct mk_cu_copy_2d *c, void *stream)
 int copy_to_device(mk_cu_ptr to, const void *from, size_t bytes)
 {
     memcpy((void *)(uintptr_t)to, from, bytes);
-    return OK;
+    return fails() ? INVALID_VALUE : OK;
 }
 int copy_to_host(void *to, mk_cu_ptr from, size_t bytes)
 {
