@@ -45,6 +45,7 @@ static void bind(struct mk_comm *comm, struct mk_ar *ar)
     ar->fixed = comm->memory.addr;
     ar->staging = ar->fixed + comm->rings.fixed_bytes;
     ar->net_fixed = ar->fixed;
+    ar->net_words = ar->fixed;
     ar->net_staging = ar->staging;
     ar->peer_fixed = comm->peer_fixed;
     ar->peer_staging = comm->peer_staging;

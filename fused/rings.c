@@ -131,7 +131,7 @@ void mk_rings_init(const struct mk_rings *r, uint8_t *fixed, struct mk_ar_state 
         for (int p = 0; p < MK_MAX_PEERS; p++) {
             state->pos_in[cls][p] = first;
             state->pos_out[cls][p] = first;
-            state->release[cls][p] = first << 16;
+            state->release[cls][p] = (uint32_t)first;
         }
         for (int i = 0; s && i < mk_class_peers(&r->topo, cls); i++) {
             for (uint32_t slot = 0; slot < s; slot++) {

@@ -24,13 +24,11 @@ static bool missing(struct mk_comm *comm, const struct mk_ar *ar, const struct m
     for (int e = 0; e < tp->nnodes; e++) {
         if (e == tp->node || t->kind == MK_AR_PUSH || t->kind == MK_AR_BCAST)
             continue;
-        if (t->kind == MK_AR_REDUCE &&
-            !mk_ar_arrived(ar, MK_CLASS_SUM, e, mk_ar_pos_in(ar, MK_CLASS_SUM, e, t->item))) {
+        if (t->kind == MK_AR_REDUCE && !mk_ar_arrived(ar, MK_CLASS_SUM, e, t->item)) {
             snprintf(text, size, "node sum of chunk %u from rank %d", t->chunk, rank_of(comm, 1, e));
             return false;
         }
-        if (t->kind == MK_AR_SUM && t->peer == e &&
-            !mk_ar_granted(ar, MK_CLASS_SUM, e, mk_ar_pos_out(ar, MK_CLASS_SUM, e, t->item))) {
+        if (t->kind == MK_AR_SUM && t->peer == e && !mk_ar_granted(ar, MK_CLASS_SUM, e, t->item)) {
             snprintf(text, size, "a slot of rank %d for chunk %u", rank_of(comm, 1, e), t->chunk);
             return false;
         }
@@ -46,8 +44,7 @@ static bool missing(struct mk_comm *comm, const struct mk_ar *ar, const struct m
         return false;
     }
     for (int r = 0; r < tp->nlocal; r++)
-        if (r != tp->local &&
-            !mk_ar_arrived(ar, MK_CLASS_PARTIAL, r, mk_ar_pos_in(ar, MK_CLASS_PARTIAL, r, t->owned))) {
+        if (r != tp->local && !mk_ar_arrived(ar, MK_CLASS_PARTIAL, r, t->owned)) {
             snprintf(text, size, "partial of chunk %u from rank %d", t->chunk, rank_of(comm, 0, r));
             return false;
         }

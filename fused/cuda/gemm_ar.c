@@ -20,7 +20,8 @@ _Static_assert(offsetof(struct hopper_params, chunk) == 512 && offsetof(struct h
 
 #define PATIENCE_NS 20000 /* about half of a tile of 128 x 256 x 4096 */
 
-#define PIECE_BYTES 16384 /* tile/bulk_sm90.cuh */
+#define BOX_BYTES 2048 /* tile/bulk_sm90.cuh */
+#define AR_SMEM 232448 /* all that a block can have */
 
 static int min_int(int a, int b)
 {
@@ -64,7 +65,7 @@ static int launch(struct mk_comm *comm, const struct mk_gemm_problem *p, struct 
         /* narrower tiles where wide ones do not give every block one */
         const int bn = mk_tiles(&ar->grid) >= (uint32_t)ar->blocks ? 256 : 128;
         q.box_cols = ar->grid.chunk_n;
-        q.box_rows = min_int(PIECE_BYTES / 2 / ar->grid.chunk_n, 256);
+        q.box_rows = min_int(BOX_BYTES / 2 / ar->grid.chunk_n, 256);
         int ret = mk_gemm_cuda_maps(g->cu, p, bn, 1, &q.gemm);
         if (!ret)
             ret = mk_gemm_cuda_boxes(g->cu, p, q.box_rows, q.box_cols, &q.chunk);
@@ -73,12 +74,10 @@ static int launch(struct mk_comm *comm, const struct mk_gemm_problem *p, struct 
         ar->grid.tile_n = bn;
         mk_grid_count(&ar->grid);
         ar->tile_parts = 2;
-        ar->patience_ns = UINT64_MAX; /* it computes once, see gemm_ar_kernels.cuh */
+        ar->patience_ns = PATIENCE_NS;
         q.ar = *ar;
         snprintf(name, sizeof(name), "gemm_ar_%s_%s_%d", layouts[p->layout], type, bn);
-        /* the barriers take 128 of their 1024 bytes; the words of a block want the room */
-        return mk_cuda_start(g->cu, image, name, mk_gemm_cuda_smem(bn) - 512, ar->blocks, 384, 1, false, &q,
-                             stream);
+        return mk_cuda_start(g->cu, image, name, AR_SMEM, ar->blocks, 384, 1, false, &q, stream);
     }
     ar->grid.tile_n = 128;
     mk_grid_count(&ar->grid);

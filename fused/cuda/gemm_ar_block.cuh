@@ -17,56 +17,155 @@ struct mk_looks {
     int got[MK_LOOK_MAX];
 };
 
+/* A queue of communication, as mk_ar_comm_queue numbers them: looked up, since working it out takes a hundred
+ * instructions. Those behind the table are worked out. */
+#define MK_QUEUES_MAX 48
+struct mk_queue {
+    uint32_t items;
+    int16_t kind, peer;
+};
+MK_DEV void mk_queue_make(const struct mk_ar *ar, uint32_t q, struct mk_queue *out)
+{
+    int kind;
+    int32_t peer;
+    mk_ar_comm_queue(ar, q, &kind, &peer);
+    out->kind = (int16_t)kind;
+    out->peer = (int16_t)peer;
+    out->items = mk_ar_items(ar, kind, peer);
+}
+
 /* What a block shares. */
 struct mk_block_words {
     struct mk_ar_block blk;
     struct mk_looks looks;
+    struct mk_queue queue[MK_QUEUES_MAX];
     int next, last;
-    int lost; /* a ready task went to another block: look again at once */
-    int sent; /* the last block: 1 + the node whose completions it waits for */
+    int lost;                       /* a ready task went to another block: look again at once */
+    int aborted;                    /* seen at the last look */
+    int untiled;                    /* there is no tile left to claim */
+    uint32_t queues, header_queues; /* of communication; headers are the first of them */
+    uint32_t first;                 /* where looks begin: behind the headers when these are done */
+    int sent;                       /* the last block: 1 + the node whose completions it waits for */
     uint32_t idle;
     uint64_t entered_ns, told_ns;
 };
 
-/* mk_ar_try_comm with the warps side by side; which of the ready tasks a block takes first goes by its ticket, so that
- * blocks that look at once do not all want the same one. All threads call it; the result is thread 0's. */
+/* Positions of the launch, in shared memory where there are not too many. */
+#define MK_POS_MAX 64
+
+/* ---- words of the NIC ----
+ *
+ * Flags, credits and completions of node rings are written by the host's proxy, in host memory. Every block polling
+ * them across the bus would fill it (an emulated NIC then takes 310 us a copy instead of 7), so an idle block brings
+ * all of them to the device now and then, and everybody looks there.
+ *   net_fixed  notes and completions of node classes   proxy (release, sys)        the block that forwards (sys)
+ *   net_words  the same, on the device                 that block, after a fence   all blocks (peeks)
+ *   forward    {ns of the last pass, under way}        that block                  all blocks */
+#define MK_FORWARD_NS 500
+
+/* All lanes of a warp. */
+MK_DEV void mk_forward_words(const struct mk_ar *ar, uint64_t from_off, uint64_t first, uint32_t n)
+{
+    const uint64_t *from = (const uint64_t *)(ar->net_fixed + from_off) + first;
+    uint64_t *to = (uint64_t *)(ar->net_words + from_off) + first;
+    MK_ROLLED
+    for (uint32_t i = mk_warp_lane(); i < n; i += 32) {
+        const uint64_t v = mk_peek_sys_u64(from + i), have = mk_peek_gpu_u64(to + i);
+        if (v != have) {
+            mk_peeked();
+            mk_st_rel_gpu_u64(to + i, v);
+        }
+    }
+}
+MK_DEV void mk_forward_net(const struct mk_ar *ar)
+{
+    const struct mk_rings *r = &ar->rings;
+    uint64_t *word = &ar->state->forward;
+    const uint64_t now = mk_now_ns(), seen = mk_warp_first(mk_peek_gpu_u64(word));
+    int mine = 0;
+    if ((seen & 1) || now - (seen >> 1) < MK_FORWARD_NS)
+        return;
+    if (mk_warp_lane() == 0)
+        mine = mk_cas_gpu_u64(word, seen, now << 1 | 1);
+    if (!mk_warp_first((uint64_t)mine))
+        return;
+    mk_forward_words(ar, r->notes_off, r->flag_note[MK_CLASS_SUM], r->notes - r->flag_note[MK_CLASS_SUM]);
+    mk_forward_words(ar, r->done_off, 0, r->dones);
+    __syncwarp();
+    if (mk_warp_lane() == 0)
+        mk_st_rel_gpu_u64(word, now << 1);
+}
+
+/* ---- looking ---- */
+
+/* The leader, after the warps have looked at `here` queues from `first` on: claims one of the ready tasks; which of them
+ * it tries first goes by its ticket, so that blocks that look at once do not all want the same one. */
+MK_DEV int mk_claim_looked(const struct mk_ar *ar, struct mk_block_words *w, uint32_t here)
+{
+    int got = -1;
+    MK_ROLLED
+    for (uint32_t k = 0; k < here && got != 1; k++) {
+        const uint32_t i = (w->blk.ticket + k) % here;
+        if (w->looks.got[i] == 1 && mk_ar_claim(ar, &w->blk, &w->looks.task[i]))
+            got = 1;
+        else if (w->looks.got[i] >= 0)
+            got = 0;
+        w->lost |= w->looks.got[i] == 1 && got != 1;
+    }
+    return got;
+}
+/* The leader, when every queue of headers is empty: is that phase over? */
+MK_DEV void mk_end_headers(const struct mk_ar *ar, struct mk_block_words *w)
+{
+    if (!w->blk.headed && mk_ar_headers_match(ar, &w->blk)) {
+        mk_peeked();
+        w->blk.headed = 1;
+        w->first = w->header_queues;
+    }
+}
+/* mk_ar_try_comm with the warps side by side. All threads call it, and get the same answer. */
 MK_DEV int mk_wide_try_comm(const struct mk_ar *ar, struct mk_block_words *w)
 {
-    const uint32_t queues = mk_ar_comm_queues(ar), warps = mk_lanes() / 32, warp = mk_lane() / 32;
+    const uint32_t queues = w->queues, start = w->first, warps = mk_lanes() / 32, warp = mk_lane() / 32;
     int left = -1;
-    for (uint32_t first = 0; first < queues; first += warps) {
+    bool headers = false;                                     /* some are left */
+    const uint64_t aborted = mk_peek_sys_u64(ar->abort_word); /* comes while the warps look */
+    MK_ROLLED
+    for (uint32_t first = start; first < queues; first += warps) {
         const uint32_t here = queues - first < warps ? queues - first : warps;
         if (warp < here) {
             struct mk_task t;
-            int kind;
-            int32_t peer;
-            mk_ar_comm_queue(ar, first + warp, &kind, &peer);
-            const int got = mk_ar_look(ar, &w->blk, kind, peer, &t);
+            struct mk_queue q;
+            if (first + warp < MK_QUEUES_MAX)
+                q = w->queue[first + warp];
+            else
+                mk_queue_make(ar, first + warp, &q);
+            const int got = mk_ar_look(ar, &w->blk, q.kind, q.peer, q.items, &t);
             if (mk_warp_lane() == 0) {
                 w->looks.got[warp] = got;
                 w->looks.task[warp] = t;
             }
         }
+        if (warp == warps - 1 && ar->rings.topo.nnodes > 1)
+            mk_forward_net(ar);
         mk_block_sync();
         if (mk_lane() == 0) {
-            int got = -1;
-            for (uint32_t k = 0; k < here && got != 1; k++) {
-                const uint32_t i = (w->blk.ticket + k) % here;
-                if (w->looks.got[i] == 1 && mk_ar_claim(ar, &w->blk, &w->looks.task[i]))
-                    got = 1;
-                else if (w->looks.got[i] >= 0)
-                    got = 0;
-                w->lost |= w->looks.got[i] == 1 && got != 1;
-            }
-            w->next = got;
+            w->aborted = aborted != 0;
+            MK_ROLLED
+            for (uint32_t i = 0; i < here && first + i < w->header_queues; i++)
+                headers |= w->looks.got[i] >= 0;
+            w->next = mk_claim_looked(ar, w, here);
+            if (first + here >= w->header_queues && !headers)
+                mk_end_headers(ar, w);
         }
         mk_block_sync();
         const int got = w->next;
-        mk_block_sync();
         if (got == 1)
             return 1;
         if (got == 0)
             left = 0;
+        if (first + warps < queues)
+            mk_block_sync(); /* all have read the answer */
     }
     return left;
 }
@@ -75,11 +174,36 @@ MK_DEV int mk_wide_try_comm(const struct mk_ar *ar, struct mk_block_words *w)
 
 /* ---- life of a block ---- */
 
+/* All threads: `pos` gets the launch's positions; NULL where they are too many. Then a block barrier. */
+MK_DEV const uint64_t *mk_block_positions(const struct mk_ar *ar, uint64_t (&pos)[MK_POS_MAX])
+{
+    const struct mk_topo *t = &ar->rings.topo;
+    if (mk_ar_pos_count(t) > MK_POS_MAX)
+        return (const uint64_t *)0;
+    MK_ROLLED
+    for (int cls = 0; cls < MK_CLASSES; cls++) {
+        const int32_t peers = mk_class_peers(t, cls);
+        if ((int32_t)mk_lane() < peers) {
+            const int32_t p = mk_peer_of_index(mk_class_self(t, cls), (int32_t)mk_lane());
+            pos[mk_ar_pos_at(t, cls, p, 0)] = mk_ld_rlx_gpu_u64(&ar->state->pos_in[cls][p]);
+            pos[mk_ar_pos_at(t, cls, p, 1)] = mk_ld_rlx_gpu_u64(&ar->state->pos_out[cls][p]);
+        }
+    }
+    return pos;
+}
+
 MK_DEV void mk_block_enter(const struct mk_ar *ar, struct mk_block_words *w)
 {
+    if (mk_lane() < MK_QUEUES_MAX && mk_lane() < mk_ar_comm_queues(ar))
+        mk_queue_make(ar, mk_lane(), &w->queue[mk_lane()]);
     if (mk_lane() == 0) {
         mk_ar_enter(ar, &w->blk);
         w->idle = 0;
+        w->lost = w->aborted = w->untiled = 0;
+        w->queues = mk_ar_comm_queues(ar);
+        w->header_queues = 2 * mk_ar_direct_peers(ar);
+        w->first = 0;
+        MK_ROLLED
         for (int i = 0; i < MK_LOOK_MAX; i++)
             w->looks.got[i] = -1;
         w->entered_ns = mk_now_ns();
@@ -91,39 +215,31 @@ MK_DEV void mk_block_enter(const struct mk_ar *ar, struct mk_block_words *w)
     mk_block_sync();
 }
 
-/* Claims the block's first tile into blk->task, else leaves MK_AR_KINDS there; the same answer on all threads. */
-MK_DEV bool mk_block_first(const struct mk_ar *ar, struct mk_block_words *w)
-{
-    if (mk_lane() == 0) {
-        w->blk.task.kind = MK_AR_KINDS;
-        w->next = !mk_ar_aborted(ar) && mk_ar_claim_tile(ar, &w->blk);
-    }
-    mk_block_sync();
-    return w->next == 1;
-}
-
 /* The next thing to do, the same on all threads. */
 MK_DEV int mk_block_next(const struct mk_ar *ar, struct mk_block_words *w)
 {
     mk_block_sync(); /* the last answer was read by all */
-    if (mk_lane() == 0)
-        w->next = mk_ar_next_tile(ar, &w->blk);
-    mk_block_sync();
-    int next = w->next;
-    if (next == MK_NEXT_IDLE) {
+    if (!w->blk.prefers_comm && !w->untiled) {
         if (mk_lane() == 0)
-            w->lost = 0;
+            w->next = mk_ar_next_tile(ar, &w->blk);
         mk_block_sync();
-        const int comm = mk_wide_try_comm(ar, w);
-        if (mk_lane() == 0) {
-            w->next = mk_ar_next_after(ar, &w->blk, comm);
-            if (w->next == MK_NEXT_IDLE && !w->lost)
-                mk_idle(ar, w);
-        }
+        const int next = w->next;
+        if (next != MK_NEXT_IDLE)
+            return next;
         mk_block_sync();
-        next = w->next;
     }
-    return next;
+    if (mk_lane() == 0) {
+        w->untiled |= !w->blk.prefers_comm;
+        w->lost = 0;
+    }
+    const int comm = mk_wide_try_comm(ar, w);
+    if (mk_lane() == 0) {
+        w->next = w->aborted ? MK_NEXT_LEAVE : mk_ar_next_after(ar, &w->blk, comm);
+        if (w->next == MK_NEXT_IDLE && !w->lost)
+            mk_idle(ar, w);
+    }
+    mk_block_sync();
+    return w->next;
 }
 
 MK_DEV void mk_block_leave(const struct mk_ar *ar, struct mk_block_words *w)
@@ -131,6 +247,7 @@ MK_DEV void mk_block_leave(const struct mk_ar *ar, struct mk_block_words *w)
     mk_block_sync();
     if (mk_lane() == 0) {
         w->last = mk_ar_leave(ar, &w->blk);
+        MK_ROLLED
         for (int32_t e = 0; w->last && e < ar->rings.topo.nnodes; e++)
             while (e != ar->rings.topo.node && !mk_ar_drained(ar, e) && !mk_ar_aborted(ar)) {
                 if (mk_node_left(ar, e))

@@ -7,6 +7,8 @@
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 900
 #define MK_DEV_LANES 256
+#define MK_LOTS                                                                                              \
+    1 /* plain operations are for odd cases here: small code, which the roles share the cache for */
 #include "cuda/gemm_ar_block.cuh"
 
 /* Tiles are computed in sessions; the shared text never comes here. */
@@ -17,12 +19,28 @@ MK_DEV void mk_tile_gemm(const struct mk_ar *, const struct mk_ar_block *)
 #include "tile/bulk_sm90.cuh"
 #include "tile/gemm_ar_sm90.cuh"
 
-/* The block's bulk copies: a place that mk_tile_op finds without an argument. */
-static __shared__ mk_bulk_words mk_bulk_of_block;
+/* Shared memory: stages and boxes of the pipeline (or buffers of bulk copies), its barriers, then these words, where
+ * everything is at a known address. */
+struct mk_ar_shared {
+    /* A copy: what comes from it is loaded where it is used, and not kept in registers through a session, which has
+     * none left. */
+    mk_ar ar;
+    mk_block_words words;
+    mk_session_words pipe;
+    mk_bulk_words bulk;
+    uint64_t pos[MK_POS_MAX];
+};
+constexpr uint32_t MK_AR_WORDS = 4 * 49152 + 32768 + 256;
+static_assert(MK_AR_WORDS + sizeof(mk_ar_shared) <= 232448, "MK_AR_SMEM of gemm_ar.c");
+static_assert(MK_BULK_WARPS * MK_BULK_SHARE <= 4 * 49152, "the stages");
+MK_DEV mk_ar_shared *mk_shared(void)
+{
+    return (mk_ar_shared *)(mk_ar_raw + MK_AR_WORDS);
+}
 
 MK_DEV void mk_tile_op(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_op *op)
 {
-    if (!mk_bulk_op(ar, blk, op, &mk_bulk_of_block))
+    if (!mk_bulk_op(ar, blk, op, &mk_shared()->bulk))
         mk_plain_op(ar, blk, op);
 }
 
@@ -38,16 +56,20 @@ static_assert(offsetof(mk_gemm_ar_hopper, chunk) == 512 && offsetof(mk_gemm_ar_h
 template <int BN, int LAYOUT>
 static __device__ __forceinline__ void mk_gemm_ar_run(const mk_gemm_ar_hopper &p)
 {
-    __shared__ mk_block_words words;
-    __shared__ mk_session_words pipe;
-    /* A copy in shared memory: what comes from it is loaded where it is used, and not kept in registers through a
-     * session, which has none left. */
-    __shared__ mk_ar copy;
-    const mk_ar *ar = &copy;
+    mk_ar_shared *own = mk_shared();
+    mk_ar *ar = &own->ar;
+    mk_block_words *words = &own->words;
     for (uint32_t i = threadIdx.x; i < sizeof(mk_ar) / 4; i += MK_AR_THREADS)
-        ((uint32_t *)&copy)[i] = ((const uint32_t *)&p.ar)[i];
-    const uint32_t smem = mk_bulk_base();
-    mk_session<BN, LAYOUT, MK_TILE_F16 != 0> session(p.gemm, smem, ar, &words.blk, &pipe);
+        ((uint32_t *)ar)[i] = ((const uint32_t *)&p.ar)[i];
+    mk_session<BN, LAYOUT, MK_TILE_F16 != 0> session(p.gemm, mk_bulk_base(), ar, &words->blk, &own->pipe);
+    static_assert(mk_gemm_sm90_size<BN>::stages * mk_gemm_sm90_size<BN>::stage + mk_gemm_sm90_size<BN>::out +
+                          256 <=
+                      MK_AR_WORDS,
+                  "the pipeline's share");
+    if (threadIdx.x < MK_BULK_WARPS * MK_BULK_DEPTH)
+        mk_mbar_init(mk_smem(&own->bulk.bars[0][threadIdx.x]), 1);
+    if (threadIdx.x < MK_BULK_WARPS)
+        own->bulk.phases[threadIdx.x] = 0;
     if (threadIdx.x == 0) {
         for (uint32_t s = 0; s < session.STAGES; s++) {
             mk_mbar_init(session.full(s), 1);
@@ -56,16 +78,14 @@ static __device__ __forceinline__ void mk_gemm_ar_run(const mk_gemm_ar_hopper &p
         mk_tma_prefetch(&p.gemm.a);
         mk_tma_prefetch(&p.gemm.b);
         mk_tma_prefetch(&p.gemm.c);
-        mk_mbar_init(mk_smem(&pipe.go), 1);
-        for (uint32_t i = 0; i < MK_BULK_BUFFERS; i++)
-            mk_mbar_init(mk_bulk_base() + MK_BULK_BARS + 8 * i, 1);
-        mk_bulk_of_block.loads = 0;
-        mk_bulk_of_block.map = &p.chunk;
-        mk_bulk_of_block.box_rows = p.box_rows;
-        mk_bulk_of_block.box_cols = p.box_cols;
+        mk_mbar_init(mk_smem(&own->pipe.go), 1);
+        own->pipe.s = own->pipe.phase = 0;
+        own->bulk.map = &p.chunk;
+        own->bulk.box_rows = p.box_rows;
+        own->bulk.box_cols = p.box_cols;
         mk_tma_prefetch(&p.chunk);
-        mk_mbar_init_fence();
     }
+    mk_mbar_init_fence();
     __syncthreads();
     if (threadIdx.x >= MK_DEV_LANES) {
         mk_regs_down<40>();
@@ -74,22 +94,29 @@ static __device__ __forceinline__ void mk_gemm_ar_run(const mk_gemm_ar_hopper &p
         return;
     }
     mk_regs_up<232>();
-    mk_block_enter(ar, &words);
-    /* The one session of the block: to the end of the tiles, or, for a block that prefers communication, one tile.
-     * It stands outside of the loop of the roles: inside, ptxas 13.0 spills the sums (see tile/NOTES.md). So a block
-     * does not come back to COMPUTE; budgets leave at least one block that never leaves it. */
-    const bool computes = mk_block_first(ar, &words);
-    session.start();
-    if (computes)
-        session.run();
+    const uint64_t *at = mk_block_positions(ar, own->pos);
+    if (threadIdx.x == 0)
+        ar->pos = at;
+    mk_block_enter(ar, words);
+    /* A session of the compute pipeline inside the loop of the roles: for ptxas to keep its sums in registers, no value
+     * of either side may look alive from one turn of the loop to the next (see tile/NOTES.md). */
     for (;;) {
-        const int next = mk_block_next(ar, &words);
+        const int next = mk_block_next(ar, words);
         if (next == MK_NEXT_LEAVE)
             break;
-        if (next == MK_NEXT_TASK)
-            mk_ar_do(ar, &words.blk);
+        if (next != MK_NEXT_TASK)
+            continue;
+        if (words->blk.task.kind == MK_AR_TILE) {
+            session.start();
+            session.run();
+        } else {
+            mk_ar_do(ar, &words->blk);
+        }
     }
-    mk_block_leave(ar, &words);
+    if (threadIdx.x == 0)
+        words->blk.task.kind = MK_AR_KINDS; /* there is no session any more */
+    session.start();
+    mk_block_leave(ar, words);
 }
 
 #define MK_AR(layout, L, type, BN)                                                                           \

@@ -16,6 +16,7 @@ MK_DEV void mk_describe(const struct mk_block_words *w, uint64_t since, uint64_t
         what[MK_WHAT_KIND] = MK_WHAT_SENT;
         what[MK_WHAT_PEER] = (uint64_t)w->sent - 1;
     }
+    MK_ROLLED
     for (int i = 0; i < MK_LOOK_MAX && !w->sent; i++) {
         const struct mk_task *t = &w->looks.task[i];
         if (w->looks.got[i] != 0)
@@ -34,8 +35,10 @@ MK_DEV void mk_describe(const struct mk_block_words *w, uint64_t since, uint64_t
 /* Bit p of word p / 64: asked of every other local rank or node. */
 template <typename Ask> MK_DEV void mk_tell_peers(uint64_t *words, int32_t self, int32_t n, Ask ask)
 {
+    MK_ROLLED
     for (int32_t first = 0; first < n; first += 64) {
         uint64_t bits = 0;
+        MK_ROLLED
         for (int32_t p = first; p < n && p < first + 64; p++)
             bits |= (uint64_t)(p != self && ask(p)) << (p - first);
         mk_st_rlx_sys_u64(&words[first / 64], bits);
@@ -51,6 +54,7 @@ MK_DEV void mk_tell(const struct mk_ar *ar, const struct mk_block_words *w, cons
     mk_tell_peers(host->need_local, t->local, t->nlocal, [ar](int32_t p) { return mk_ar_needs(ar, 0, p); });
     mk_tell_peers(host->need_node, t->node, t->nnodes, [ar](int32_t p) { return mk_ar_needs(ar, 1, p); });
     mk_tell_peers(host->undrained, t->node, t->nnodes, [ar](int32_t p) { return !mk_ar_drained(ar, p); });
+    MK_ROLLED
     for (int i = 0; i < MK_WHATS; i++)
         mk_st_rlx_sys_u64(&host->wait[i], what[i]);
     mk_st_rlx_sys_u64(&host->waiting, w->blk.epoch);

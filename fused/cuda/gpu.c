@@ -189,6 +189,7 @@ void mk_gpu_bind(struct mk_comm *comm, struct mk_ar *ar)
     ar->fixed = (uint8_t *)(uintptr_t)g->memory;
     ar->staging = ar->fixed + comm->rings.fixed_bytes;
     ar->net_fixed = (uint8_t *)(uintptr_t)g->net;
+    ar->net_words = ar->fixed; /* a copy of the host's, see gemm_ar_block.cuh */
     ar->net_staging = g->net_reaches ? ar->staging : ar->net_fixed + comm->rings.fixed_bytes;
     ar->peer_fixed = (uint8_t *const *)(mine + AT_PEERS);
     ar->peer_staging = (uint8_t *const *)(mine + AT_PEERS + 8u * MK_MAX_PEERS);

@@ -46,13 +46,15 @@ struct mk_ar_state {
     uint64_t epoch;                            /* of the next launch; the last block to leave advances it */
     uint64_t pos_in[MK_CLASSES][MK_MAX_PEERS]; /* by peer number (not index): base positions of this launch */
     uint64_t pos_out[MK_CLASSES][MK_MAX_PEERS];
-    uint64_t release[MK_CLASSES][MK_MAX_PEERS]; /* in-rings: {consumed position 48, done bits 16} */
-    uint64_t queue[MK_AR_KINDS][MK_MAX_PEERS];  /* {tag, next item} */
-    uint64_t header_ok[2][MK_MAX_PEERS];        /* {tag, 1}: local, node peer's header matched */
-    uint64_t sum_ready[MK_RING_MAX_SLOTS];      /* D = 2: position + 1 of the node sum in this out slot */
-    uint64_t sum_used[MK_RING_MAX_SLOTS];       /* D = 2: position + 1 that REDUCE has read from it */
-    uint64_t tickets, helpers, left;            /* {tag, count} */
-    uint64_t progress_ns;                       /* when a task last finished (relaxed) */
+    uint64_t release[MK_CLASSES]
+                    [MK_MAX_PEERS]; /* in-rings: {done bits 32, low half of the consumed position 32} */
+    uint64_t queue[MK_AR_KINDS][MK_MAX_PEERS]; /* {tag, next item} */
+    uint64_t headers;                          /* {tag, how many peers' headers matched} */
+    uint64_t sum_ready[MK_RING_MAX_SLOTS];     /* D = 2: position + 1 of the node sum in this out slot */
+    uint64_t sum_used[MK_RING_MAX_SLOTS];      /* D = 2: position + 1 that REDUCE has read from it */
+    uint64_t tickets, helpers, left;           /* {tag, count} */
+    uint64_t progress_ns;                      /* when a task last finished (relaxed) */
+    uint64_t forward;                          /* GPU: {ns of the last pass 63, a pass is under way 1} */
 };
 
 /* One launch: the same on all blocks, read only. */
@@ -74,13 +76,17 @@ struct mk_ar {
         patience_ns;  /* a block that prefers communication takes a tile when nothing was ready for so long */
     uint32_t comm_id; /* in commands */
     struct mk_ar_state *state;
+    const uint64_t *
+        pos; /* the launch's positions in the block's own memory (mk_ar_pos_at), or NULL: those of the state */
     uint64_t *tile_flag;      /* [tiles]: {tag, parts written}; who writes: COMPUTE (gpu) */
     uint32_t tile_parts;      /* of a tile: writers that publish on their own (warpgroups); CPU: 1 */
     uint64_t *abort_word;     /* not 0: all blocks leave */
     uint8_t *fixed, *staging; /* this rank's memories, as its local peers see them */
-    uint8_t *net_fixed,
-        *net_staging;           /* as the NIC sees them: the same on the CPU, and where the NIC reaches GPU
-                                       * memory; else pinned host memory */
+    /* As the NIC sees them: the same on the CPU, and where the NIC reaches GPU memory; else pinned host memory. */
+    uint8_t *net_fixed, *net_staging;
+    uint8_t
+        *net_words; /* where blocks read flags, credits and completions of node rings: net_fixed, or where an
+                                 * idle block brings them (cuda/gemm_ar_block.cuh) */
     uint8_t *const *peer_fixed; /* of the local ranks, [local]; own entry unused */
     uint8_t *const *peer_staging;
     struct mk_ring ring; /* to the proxy */
@@ -117,6 +123,7 @@ struct mk_ar_block {
     uint32_t ticket;
     int32_t prefers_comm;
     int32_t helping;
+    int32_t headed;         /* it has seen all headers match */
     uint32_t tiles;         /* tiles that this block has claimed */
     uint64_t idle_since_ns; /* 0: its last look found something to do */
     struct mk_task task;
@@ -198,44 +205,104 @@ MK_DEV void mk_ar_locate(const struct mk_ar *ar, int kind, int32_t peer, uint32_
 
 /* ---- positions: base of the launch + number within the launch ---- */
 
+MK_DEV uint32_t mk_ar_pos_count(const struct mk_topo *t)
+{
+    return 6 * (uint32_t)(t->nlocal + t->nnodes - 2);
+}
+MK_DEV uint32_t mk_ar_pos_at(const struct mk_topo *t, int cls, int32_t peer, int out)
+{
+    const uint32_t l = (uint32_t)t->nlocal - 1, n = (uint32_t)t->nnodes - 1;
+    const uint32_t first = mk_class_is_local(cls) ? (uint32_t)cls * l : 3 * l + (uint32_t)(cls - 3) * n;
+    return 2 * (first + (uint32_t)mk_peer_index(mk_class_self(t, cls), peer)) + (uint32_t)out;
+}
 MK_DEV uint64_t mk_ar_pos_in(const struct mk_ar *ar, int cls, int32_t peer, uint32_t n)
 {
-    return mk_ld_rlx_gpu_u64(&ar->state->pos_in[cls][peer]) + n;
+    return (ar->pos ? ar->pos[mk_ar_pos_at(&ar->rings.topo, cls, peer, 0)]
+                    : mk_ld_launch_u64(&ar->state->pos_in[cls][peer])) +
+           n;
 }
 MK_DEV uint64_t mk_ar_pos_out(const struct mk_ar *ar, int cls, int32_t peer, uint32_t n)
 {
-    return mk_ld_rlx_gpu_u64(&ar->state->pos_out[cls][peer]) + n;
+    return (ar->pos ? ar->pos[mk_ar_pos_at(&ar->rings.topo, cls, peer, 1)]
+                    : mk_ld_launch_u64(&ar->state->pos_out[cls][peer])) +
+           n;
 }
 MK_DEV uint64_t *mk_ar_note(uint8_t *fixed, const struct mk_rings *r, uint32_t note)
 {
     return (uint64_t *)(fixed + r->notes_off) + note;
 }
-/* This rank's fixed memory with the words of a class. */
+/* This rank's memory with the headers, and that with the flags, credits and completions of a class. */
 MK_DEV uint8_t *mk_ar_fixed(const struct mk_ar *ar, int cls)
 {
     return mk_class_is_local(cls) ? ar->fixed : ar->net_fixed;
 }
-/* Has position p of in-ring (cls, peer) arrived here? */
-MK_DEV bool mk_ar_arrived(const struct mk_ar *ar, int cls, int32_t peer, uint64_t p)
+MK_DEV uint8_t *mk_ar_words(const struct mk_ar *ar, int cls)
 {
-    const uint32_t note = mk_flag_note(&ar->rings, cls, mk_class_self(&ar->rings.topo, cls), peer, p);
-    return mk_peek_sys_u64(mk_ar_note(mk_ar_fixed(ar, cls), &ar->rings, note)) == p + 1;
+    return mk_class_is_local(cls) ? ar->fixed : ar->net_words;
 }
-/* May position p of out-ring (cls, peer) be written: granted by the peer, and the NIC done with the slot? */
-MK_DEV bool mk_ar_granted(const struct mk_ar *ar, int cls, int32_t peer, uint64_t p)
+
+/* ---- what a task waits for: words of a value, or at least of a value ---- */
+
+enum mk_need_what {
+    MK_NEED_NONE = 0,
+    MK_NEED_ARRIVED = 1, /* position p of in-ring (cls, peer) is here */
+    MK_NEED_CREDIT = 2,  /* position p of out-ring (cls, peer) is granted by the peer */
+    MK_NEED_DONE = 3,    /* and the NIC is done with the slot's use before */
+    MK_NEED_SUM = 4,     /* D = 2: the node sum is in its out slot */
+    MK_NEED_SUM_USED = 5 /* D = 2: REDUCE has read that slot's use before */
+};
+struct mk_need {
+    int32_t what, cls, peer;
+    uint32_t n; /* position within the launch */
+};
+
+MK_DEV bool mk_ar_holds(const struct mk_ar *ar, const struct mk_need *need)
 {
     const struct mk_rings *r = &ar->rings;
-    const uint32_t note = mk_credit_note(r, cls, mk_class_self(&r->topo, cls), peer);
-    const bool granted = mk_peek_sys_u64(mk_ar_note(mk_ar_fixed(ar, cls), r, note)) > p;
-    if (mk_class_is_local(cls))
-        return granted;
+    const int cls = need->cls;
+    const int32_t self = mk_class_self(&r->topo, cls);
+    const uint32_t s = r->slots[cls];
+    const bool arrived = need->what == MK_NEED_ARRIVED;
+    const uint64_t p =
+        arrived ? mk_ar_pos_in(ar, cls, need->peer, need->n) : mk_ar_pos_out(ar, cls, need->peer, need->n);
+    const uint64_t *word;
+    uint64_t more = 0;
+    switch (need->what) {
+    case MK_NEED_ARRIVED:
+    case MK_NEED_CREDIT:
+        word = mk_ar_note(mk_ar_words(ar, cls), r,
+                          arrived ? mk_flag_note(r, cls, self, need->peer, p)
+                                  : mk_credit_note(r, cls, self, need->peer));
+        break;
+    case MK_NEED_DONE:
+        word = (const uint64_t *)(ar->net_words + r->done_off) + mk_done_index(r, cls, need->peer, p);
 #if MK_MUTATE == 4
-    return granted;
+        more = p + 1;
 #else
-    const uint64_t done =
-        mk_peek_sys_u64((uint64_t *)(ar->net_fixed + r->done_off) + mk_done_index(r, cls, peer, p));
-    return granted & (done + r->slots[cls] >= p + 1);
+        more = s;
 #endif
+        break;
+    case MK_NEED_SUM:
+        word = &ar->state->sum_ready[mk_slot_of(s, p)];
+        break;
+    default:
+        word = &ar->state->sum_used[mk_slot_of(s, p)];
+        more = s;
+        break;
+    }
+    const uint64_t have = mk_peek_sys_u64(word) + more;
+    return arrived || need->what == MK_NEED_SUM ? have == p + 1 : have >= p + 1;
+}
+/* Has position p of in-ring (cls, peer) arrived here? May p of the out-ring be written? p: base of the launch + n. */
+MK_DEV bool mk_ar_arrived(const struct mk_ar *ar, int cls, int32_t peer, uint32_t n)
+{
+    const struct mk_need need = {MK_NEED_ARRIVED, cls, peer, n};
+    return mk_ar_holds(ar, &need);
+}
+MK_DEV bool mk_ar_granted(const struct mk_ar *ar, int cls, int32_t peer, uint32_t n)
+{
+    const struct mk_need credit = {MK_NEED_CREDIT, cls, peer, n}, done = {MK_NEED_DONE, cls, peer, n};
+    return mk_ar_holds(ar, &credit) && (mk_class_is_local(cls) || mk_ar_holds(ar, &done));
 }
 
 /* ---- where the bytes of a task are ---- */

@@ -4,11 +4,11 @@
 #pragma once
 #include "ops/gemm_ar_run.h"
 
-/* Publishes position p of (cls) into local peer's arrival flag; payload stored by this block before. */
-MK_DEV void mk_ar_publish_local(const struct mk_ar *ar, int cls, int32_t peer, uint64_t p)
+/* One lane, after mk_posting: position p of (cls) into local peer's arrival flag. */
+MK_DEV void mk_ar_post_local(const struct mk_ar *ar, int cls, int32_t peer, uint64_t p)
 {
     const uint32_t note = mk_flag_note(&ar->rings, cls, peer, ar->rings.topo.local, p);
-    mk_publish_sys(mk_ar_note(ar->peer_fixed[peer], &ar->rings, note), p + 1);
+    mk_post_sys_u64(mk_ar_note(ar->peer_fixed[peer], &ar->rings, note), p + 1);
     mk_wake_local(ar, peer);
 }
 
@@ -16,6 +16,7 @@ MK_DEV void mk_ar_publish_local(const struct mk_ar *ar, int cls, int32_t peer, u
 MK_DEV void mk_ar_command(const struct mk_ar *ar, struct mk_cmd *c)
 {
     uint64_t at;
+    MK_ROLLED
     while (!mk_ring_claim(&ar->ring, &at)) {
         if (mk_ar_aborted(ar))
             return;
@@ -26,14 +27,10 @@ MK_DEV void mk_ar_command(const struct mk_ar *ar, struct mk_cmd *c)
     mk_wake_proxy(ar);
 }
 
-/* Sends this rank's out slot of (cls) at position p to node `peer`. All lanes call it; `bytes` 0 never. */
+/* One lane, after mk_posting: sends this rank's out slot of (cls) at position p to node `peer`; `bytes` 0 never. */
 MK_DEV void mk_ar_send(const struct mk_ar *ar, const struct mk_ar_block *blk, int cls, int32_t peer,
                        uint64_t p, uint64_t bytes, uint32_t chunk)
 {
-    mk_fence_async();
-    mk_block_sync();
-    if (mk_lane() != 0)
-        return;
     const struct mk_rings *r = &ar->rings;
     const uint64_t header = cls == MK_CLASS_HEADER_NODE;
     struct mk_cmd c;
@@ -55,27 +52,34 @@ MK_DEV void mk_ar_send(const struct mk_ar *ar, const struct mk_ar_block *blk, in
     mk_ar_command(ar, &c);
 }
 
-/* One lane, after the block has read position p of in-ring (cls, peer): gives consumed slots back, in order. The word is
- * {consumed 48, done bits 16}: one CAS both marks the slot and advances, so no release can be lost between two
- * blocks that finish out of order. Credits are cumulative and only grow, hence max at a local peer, and "later
- * replaces earlier" at the proxy. */
+/* One lane, after mk_posting; the block has read position p of in-ring (cls, peer): gives consumed slots back, in order. The word is
+ * {done bits 32, consumed position 32}: one CAS both marks the slot and advances, so no release can be lost between two
+ * blocks that finish out of order. The upper half of the consumed position is that of p, which is less than 2^32 ahead.
+ * Credits are cumulative and only grow, hence max at a local peer, and "later replaces earlier" at the proxy. */
 MK_DEV void mk_ar_release_one(const struct mk_ar *ar, const struct mk_ar_block *blk, int cls, int32_t peer,
                               uint64_t p)
 {
     const struct mk_rings *r = &ar->rings;
     uint64_t *word = &ar->state->release[cls][peer];
-    uint64_t have, consumed, bits;
+    uint64_t have, consumed;
+    uint32_t bits, steps;
+    MK_ROLLED
     do {
         have = mk_ld_acq_gpu_u64(word);
-        consumed = have >> 16;
-        bits = (have & 0xffff) | (1ull << (p - consumed));
+        const uint32_t ahead = (uint32_t)p - (uint32_t)have;
+        bits = (uint32_t)(have >> 32) | 1u << ahead;
+        steps = 0;
+        MK_ROLLED
         while (bits & 1) {
             bits >>= 1;
-            consumed++;
+            steps++;
         }
-    } while (!mk_cas_gpu_u64(word, have, (consumed << 16) | bits));
-    if (consumed == have >> 16)
+        consumed = p - ahead + steps;
+    } while (!mk_post_cas_gpu_u64(word, have, (uint64_t)bits << 32 | (uint32_t)consumed));
+    if (!steps)
         return;
+    if (steps > 1)
+        mk_posting(); /* the credit stands for what others have read too */
 #if MK_MUTATE == 3
     if (consumed % 97 == 0)
         return;
@@ -83,7 +87,7 @@ MK_DEV void mk_ar_release_one(const struct mk_ar *ar, const struct mk_ar_block *
     const uint64_t credit = consumed + r->slots[cls];
     if (mk_class_is_local(cls)) {
         const uint32_t note = mk_credit_note(r, cls, peer, r->topo.local);
-        mk_max_sys_u64(mk_ar_note(ar->peer_fixed[peer], r, note), credit);
+        mk_post_max_sys_u64(mk_ar_note(ar->peer_fixed[peer], r, note), credit);
         mk_wake_local(ar, peer);
         return;
     }
@@ -100,28 +104,21 @@ MK_DEV void mk_ar_release_one(const struct mk_ar *ar, const struct mk_ar_block *
     mk_ar_command(ar, &c);
 }
 
-/* All lanes: the block's reads are over, then one lane releases. */
-MK_DEV void mk_ar_release(const struct mk_ar *ar, const struct mk_ar_block *blk, int cls, int32_t peer,
-                          uint64_t p)
-{
-    mk_block_sync();
-    if (mk_lane() == 0)
-        mk_ar_release_one(ar, blk, cls, peer, p);
-}
-
 MK_DEV void mk_ar_release_partials(const struct mk_ar *ar, const struct mk_ar_block *blk, uint32_t i)
 {
     const struct mk_topo *t = &ar->rings.topo;
+    MK_ROLLED
     for (int32_t r = 0; r < t->nlocal; r++)
         if (r != t->local)
-            mk_ar_release(ar, blk, MK_CLASS_PARTIAL, r, mk_ar_pos_in(ar, MK_CLASS_PARTIAL, r, i));
+            mk_ar_release_one(ar, blk, MK_CLASS_PARTIAL, r, mk_ar_pos_in(ar, MK_CLASS_PARTIAL, r, i));
 }
-MK_DEV void mk_ar_publish_bcast(const struct mk_ar *ar, uint32_t i)
+MK_DEV void mk_ar_post_bcast(const struct mk_ar *ar, uint32_t i)
 {
     const struct mk_topo *t = &ar->rings.topo;
+    MK_ROLLED
     for (int32_t r = 0; r < t->nlocal; r++)
         if (r != t->local)
-            mk_ar_publish_local(ar, MK_CLASS_BCAST, r, mk_ar_pos_out(ar, MK_CLASS_BCAST, r, i));
+            mk_ar_post_local(ar, MK_CLASS_BCAST, r, mk_ar_pos_out(ar, MK_CLASS_BCAST, r, i));
 }
 
 /* ---- headers ---- */
@@ -133,12 +130,13 @@ MK_DEV void mk_ar_header_out(const struct mk_ar *ar, const struct mk_ar_block *b
         cls == MK_CLASS_HEADER_LOCAL
             ? (uint64_t *)(ar->peer_fixed[peer] + mk_in_slot(&ar->rings, cls, peer, ar->rings.topo.local, p))
             : (uint64_t *)(ar->net_fixed + mk_out_slot(&ar->rings, cls, peer, p));
-    if (mk_lane() == 0) {
-        mk_st_rlx_sys_u64(&h[0], blk->epoch);
-        mk_st_rlx_sys_u64(&h[1], ar->signature);
-    }
+    if (mk_lane() != 0)
+        return;
+    mk_st_rlx_sys_u64(&h[0], blk->epoch);
+    mk_st_rlx_sys_u64(&h[1], ar->signature);
+    mk_posting();
     if (cls == MK_CLASS_HEADER_LOCAL)
-        mk_ar_publish_local(ar, cls, peer, p);
+        mk_ar_post_local(ar, cls, peer, p);
     else
         mk_ar_send(ar, blk, cls, peer, p, MK_HEADER_BYTES, 0);
 }
@@ -157,7 +155,8 @@ MK_DEV void mk_ar_header_in(const struct mk_ar *ar, const struct mk_ar_block *bl
         mk_raise_mismatch(ar, node_level, peer);
         return;
     }
-    mk_count_add(&ar->state->header_ok[node_level][peer], blk->tag, 1);
+    mk_posting();
+    mk_count_add(&ar->state->headers, blk->tag, 1);
     mk_ar_release_one(ar, blk, cls, peer, p);
 }
 
@@ -217,47 +216,58 @@ MK_DEV uint64_t mk_ar_op(const struct mk_ar *ar, const struct mk_task *t, struct
     return p;
 }
 
-/* After REDUCE: the result to the other nodes (D > 2), and everything read is given back. */
+/* One lane, after REDUCE: the result to the other nodes (D > 2), and everything read is given back. */
 MK_DEV void mk_ar_finish_reduce(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_op *op)
 {
     const struct mk_task *t = &blk->task;
     const struct mk_topo *tp = &ar->rings.topo;
+    MK_ROLLED
     for (int32_t e = 0; e < tp->nnodes; e++) {
         if (e == tp->node)
             continue;
         if (tp->nnodes > 2)
             mk_ar_send(ar, blk, MK_CLASS_RESULT, e, mk_ar_pos_out(ar, MK_CLASS_RESULT, e, t->item),
                        mk_ar_bytes(&op->r, mk_elem_bytes(ar->dtype)), t->chunk);
-        mk_ar_release(ar, blk, MK_CLASS_SUM, e, mk_ar_pos_in(ar, MK_CLASS_SUM, e, t->item));
+        mk_ar_release_one(ar, blk, MK_CLASS_SUM, e, mk_ar_pos_in(ar, MK_CLASS_SUM, e, t->item));
     }
     if (tp->nnodes == 2) {
         const uint64_t p = mk_ar_pos_out(ar, MK_CLASS_SUM, 1 - tp->node, t->item);
-        mk_publish_gpu(&ar->state->sum_used[mk_slot_of(ar->rings.slots[MK_CLASS_SUM], p)], p + 1);
+        mk_post_gpu_u64(&ar->state->sum_used[mk_slot_of(ar->rings.slots[MK_CLASS_SUM], p)], p + 1);
     }
 }
 
-MK_DEV void mk_ar_do_chunk(const struct mk_ar *ar, const struct mk_ar_block *blk)
+/* One lane: what others wait for after a chunk task. p: the position of the ring that it belongs to. */
+MK_DEV void mk_ar_post_chunk(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_op *op,
+                             uint64_t p)
 {
     const struct mk_task *t = &blk->task;
-    struct mk_op op;
-    const uint64_t p = mk_ar_op(ar, t, &op);
-    mk_tile_op(ar, blk, &op);
+    mk_posting();
     if (t->kind == MK_AR_PUSH)
-        mk_ar_publish_local(ar, MK_CLASS_PARTIAL, t->peer, p);
-    if (op.to_peers)
-        mk_ar_publish_bcast(ar, t->owned);
+        mk_ar_post_local(ar, MK_CLASS_PARTIAL, t->peer, p);
+    if (op->to_peers)
+        mk_ar_post_bcast(ar, t->owned);
     if (t->kind == MK_AR_SUM) {
         if (ar->rings.topo.nnodes == 2)
-            mk_publish_gpu(&ar->state->sum_ready[mk_slot_of(ar->rings.slots[MK_CLASS_SUM], p)], p + 1);
+            mk_post_gpu_u64(&ar->state->sum_ready[mk_slot_of(ar->rings.slots[MK_CLASS_SUM], p)], p + 1);
         mk_ar_send(ar, blk, MK_CLASS_SUM, t->peer, p,
-                   mk_ar_bytes(&op.r, ar->wire_fp32 ? 4 : mk_elem_bytes(ar->dtype)), t->chunk);
+                   mk_ar_bytes(&op->r, ar->wire_fp32 ? 4 : mk_elem_bytes(ar->dtype)), t->chunk);
     }
     if (t->kind == MK_AR_REDUCE)
-        mk_ar_finish_reduce(ar, blk, &op);
+        mk_ar_finish_reduce(ar, blk, op);
     if (t->kind == MK_AR_SUM || (t->kind == MK_AR_REDUCE && ar->rings.topo.nnodes != 2))
         mk_ar_release_partials(ar, blk, t->owned);
-    if (op.from)
-        mk_ar_release(ar, blk, t->kind == MK_AR_RESULT ? MK_CLASS_RESULT : MK_CLASS_BCAST, t->peer, p);
+    if (op->from)
+        mk_ar_release_one(ar, blk, t->kind == MK_AR_RESULT ? MK_CLASS_RESULT : MK_CLASS_BCAST, t->peer, p);
+}
+MK_DEV void mk_ar_do_chunk(const struct mk_ar *ar, const struct mk_ar_block *blk)
+{
+    struct mk_op op;
+    const uint64_t p = mk_ar_op(ar, &blk->task, &op);
+    mk_tile_op(ar, blk, &op);
+    mk_fence_async();
+    mk_block_sync(); /* the block's reads and writes are over */
+    if (mk_lane() == 0)
+        mk_ar_post_chunk(ar, blk, &op, p);
 }
 
 /* Does blk->task; all lanes. */
@@ -338,9 +348,11 @@ MK_DEV uint32_t mk_ar_count_in(const struct mk_ar *ar, int cls, int32_t peer)
 MK_DEV bool mk_ar_drained(const struct mk_ar *ar, int32_t e)
 {
     const struct mk_rings *r = &ar->rings;
+    MK_ROLLED
     for (int cls = MK_CLASS_SUM; cls <= MK_CLASS_HEADER_NODE; cls++) {
         const uint32_t n = mk_ar_count_out(ar, cls, e);
         const uint32_t last = n < r->slots[cls] ? n : r->slots[cls];
+        MK_ROLLED
         for (uint32_t i = n - last; i < n; i++) {
             const uint64_t p = mk_ar_pos_out(ar, cls, e, i);
             if (mk_poll_sys((uint64_t *)(ar->net_fixed + r->done_off) + mk_done_index(r, cls, e, p)) < p + 1)
@@ -360,8 +372,10 @@ MK_DEV bool mk_ar_leave(const struct mk_ar *ar, const struct mk_ar_block *blk)
 MK_DEV void mk_ar_advance(const struct mk_ar *ar, const struct mk_ar_block *blk)
 {
     const struct mk_topo *t = &ar->rings.topo;
+    MK_ROLLED
     for (int cls = 0; cls < MK_CLASSES; cls++) {
         const int32_t n = mk_class_is_local(cls) ? t->nlocal : t->nnodes;
+        MK_ROLLED
         for (int32_t p = 0; p < n; p++) {
             if (p == mk_class_self(t, cls))
                 continue;

@@ -10,14 +10,16 @@ MK_DEV bool mk_ar_needs(const struct mk_ar *ar, int node_level, int32_t peer)
 {
     const struct mk_rings *r = &ar->rings;
     const int first = node_level ? MK_CLASS_SUM : MK_CLASS_PARTIAL;
+    MK_ROLLED
     for (int cls = first; cls < first + 3; cls++) {
         const uint32_t in = mk_ar_count_in(ar, cls, peer), out = mk_ar_count_out(ar, cls, peer);
+        MK_ROLLED
         for (uint32_t i = in > r->slots[cls] ? in - r->slots[cls] : 0; i < in; i++)
-            if (!mk_ar_arrived(ar, cls, peer, mk_ar_pos_in(ar, cls, peer, i)))
+            if (!mk_ar_arrived(ar, cls, peer, i))
                 return true;
         const uint32_t credit = mk_credit_note(r, cls, mk_class_self(&r->topo, cls), peer);
         if (out &&
-            mk_poll_sys(mk_ar_note(mk_ar_fixed(ar, cls), r, credit)) <= mk_ar_pos_out(ar, cls, peer, out - 1))
+            mk_poll_sys(mk_ar_note(mk_ar_words(ar, cls), r, credit)) <= mk_ar_pos_out(ar, cls, peer, out - 1))
             return true;
     }
     return false;

@@ -26,14 +26,18 @@ MK_DEV bool mk_ar_tile_ready(const struct mk_ar *ar, const struct mk_ar_block *b
 
 /* ---- readiness ----
  *
- * All lanes of a warp look together. What a task needs is read by peeks that do not wait for each other (hence & and
- * not &&), and ordered once, by the mk_peeked of a look that found everything there. Once a task is ready it stays so
- * until it is claimed. */
+ * All lanes of a warp look together, a need a lane. What a task needs is read by peeks that do not wait for each other,
+ * and ordered once, by the mk_peeked of a look that found everything there. Once a task is ready it stays so until it
+ * is claimed. */
 
-MK_DEV bool mk_ar_header_ok(const struct mk_ar *ar, const struct mk_ar_block *blk, int node_level,
-                            int32_t peer)
+/* Have the headers of all direct peers matched? Until then nothing of any of them is used. */
+MK_DEV uint32_t mk_ar_direct_peers(const struct mk_ar *ar)
 {
-    return mk_count_peek(&ar->state->header_ok[node_level][peer], blk->tag) != 0;
+    return (uint32_t)(ar->rings.topo.nlocal + ar->rings.topo.nnodes) - 2;
+}
+MK_DEV bool mk_ar_headers_match(const struct mk_ar *ar, const struct mk_ar_block *blk)
+{
+    return mk_count_peek(&ar->state->headers, blk->tag) == mk_ar_direct_peers(ar);
 }
 
 /* All tiles that touch the chunk are in C. This lane's share of them. */
@@ -41,118 +45,123 @@ MK_DEV bool mk_ar_tiles_ready(const struct mk_ar *ar, const struct mk_ar_block *
 {
     if (ar->skip_compute)
         return true;
+    /* everything below 2^31; divisions are dear */
     const struct mk_grid *g = &ar->grid;
-    const struct mk_rect r = mk_chunk_rect(g, chunk);
-    const uint32_t th = (uint32_t)g->tile_m, tw = (uint32_t)g->tile_n;
-    const uint32_t row = (uint32_t)r.row, col = (uint32_t)r.col; /* below 2^31 */
-    const uint32_t r0 = row / th, c0 = col / tw;
-    const uint32_t nr = (row + (uint32_t)r.rows - 1) / th - r0 + 1,
-                   nc = (col + (uint32_t)r.cols - 1) / tw - c0 + 1;
+    const uint32_t m = (uint32_t)g->m, n = (uint32_t)g->n;
+    const uint32_t cr = chunk / g->chunk_cols, row = cr * (uint32_t)g->chunk_m,
+                   col = (chunk - cr * g->chunk_cols) * (uint32_t)g->chunk_n;
+    const uint32_t row1 = m - row < (uint32_t)g->chunk_m ? m : row + (uint32_t)g->chunk_m,
+                   col1 = n - col < (uint32_t)g->chunk_n ? n : col + (uint32_t)g->chunk_n;
+    const uint32_t r0 = mk_div_by(row, g->tile_m, g->tile_m_log2),
+                   c0 = mk_div_by(col, g->tile_n, g->tile_n_log2),
+                   nr = mk_div_by(row1 - 1, g->tile_m, g->tile_m_log2) - r0 + 1,
+                   nc = mk_div_by(col1 - 1, g->tile_n, g->tile_n_log2) - c0 + 1;
     bool ready = true;
-    for (uint32_t i = mk_warp_lane(); i < nr * nc; i += mk_warp_lanes())
-        ready &= mk_count_peek(&ar->tile_flag[(r0 + i / nc) * g->tile_cols + c0 + i % nc], blk->tag) ==
+    MK_ROLLED
+    for (uint32_t i = mk_warp_lane(); i < nr * nc; i += mk_warp_lanes()) {
+        const uint32_t down = nc == 1 ? i : i / nc;
+        ready &= mk_count_peek(&ar->tile_flag[(r0 + down) * g->tile_cols + c0 + i - down * nc], blk->tag) ==
                  ar->tile_parts;
+    }
     return ready;
 }
 
-/* Partials of all other local ranks for owned chunk i. */
-MK_DEV bool mk_ar_partials_here(const struct mk_ar *ar, const struct mk_ar_block *blk, uint32_t i)
+MK_DEV void mk_need_set(struct mk_need *need, int what, int cls, int32_t peer, uint32_t n)
 {
-    const struct mk_topo *t = &ar->rings.topo;
-    bool here = true;
-    for (int32_t r = 0; r < t->nlocal; r++)
-        if (r != t->local)
-            here &= mk_ar_header_ok(ar, blk, 0, r) &
-                    mk_ar_arrived(ar, MK_CLASS_PARTIAL, r, mk_ar_pos_in(ar, MK_CLASS_PARTIAL, r, i));
-    return here;
+    need->what = what;
+    need->cls = cls;
+    need->peer = peer;
+    need->n = n;
 }
-MK_DEV bool mk_ar_bcast_granted(const struct mk_ar *ar, const struct mk_ar_block *blk, uint32_t i)
+/* What a task needs of its own queue's ring, number i. */
+MK_DEV void mk_ar_own_need(const struct mk_ar *ar, const struct mk_task *t, uint32_t i, struct mk_need *need)
 {
-    const struct mk_topo *t = &ar->rings.topo;
-    bool granted = true;
-    for (int32_t r = 0; r < t->nlocal; r++)
-        if (r != t->local)
-            granted &= mk_ar_header_ok(ar, blk, 0, r) &
-                       mk_ar_granted(ar, MK_CLASS_BCAST, r, mk_ar_pos_out(ar, MK_CLASS_BCAST, r, i));
-    return granted;
+    const bool two = ar->rings.topo.nnodes == 2;
+    const int kind = t->kind;
+    const bool in = kind == MK_AR_RESULT || kind == MK_AR_BCAST || kind >= MK_AR_HDR_IN_LOCAL;
+    const int cls = kind == MK_AR_PUSH                                          ? MK_CLASS_PARTIAL
+                    : kind == MK_AR_BCAST                                       ? MK_CLASS_BCAST
+                    : kind == MK_AR_RESULT                                      ? MK_CLASS_RESULT
+                    : kind == MK_AR_HDR_OUT_LOCAL || kind == MK_AR_HDR_IN_LOCAL ? MK_CLASS_HEADER_LOCAL
+                    : kind == MK_AR_HDR_OUT_NODE || kind == MK_AR_HDR_IN_NODE   ? MK_CLASS_HEADER_NODE
+                                                                                : MK_CLASS_SUM;
+    int what = MK_NEED_NONE;
+    if (kind == MK_AR_REDUCE)
+        what = i == 0 && two ? MK_NEED_SUM : MK_NEED_NONE;
+    else if (i == 0)
+        what = in ? MK_NEED_ARRIVED : MK_NEED_CREDIT;
+    else if (i == 1 && (kind == MK_AR_SUM || kind == MK_AR_HDR_OUT_NODE))
+        what = MK_NEED_DONE;
+    else if (i == 2 && kind == MK_AR_SUM && two)
+        what = MK_NEED_SUM_USED;
+    mk_need_set(need, what, cls, kind == MK_AR_REDUCE ? 1 - ar->rings.topo.node : t->peer, t->item);
 }
-
-MK_DEV bool mk_ar_sum_ready(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_task *t)
-{
-    const uint64_t p = mk_ar_pos_out(ar, MK_CLASS_SUM, t->peer, t->item);
-    const uint32_t s = ar->rings.slots[MK_CLASS_SUM];
-    bool ready = mk_ar_header_ok(ar, blk, 1, t->peer) & mk_ar_granted(ar, MK_CLASS_SUM, t->peer, p);
-    if (ar->rings.topo.nnodes == 2)
-        ready &= mk_peek_gpu_u64(&ar->state->sum_used[mk_slot_of(s, p)]) + s >= p + 1;
-    return ready & mk_ar_tiles_ready(ar, blk, t->chunk) & mk_ar_partials_here(ar, blk, t->owned);
-}
-
-MK_DEV bool mk_ar_reduce_ready(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_task *t)
+/* Need number i of a task, besides headers and tiles; false: it has no more. */
+MK_DEV bool mk_ar_need(const struct mk_ar *ar, const struct mk_task *t, uint32_t i, struct mk_need *need)
 {
     const struct mk_topo *tp = &ar->rings.topo;
-    bool ready = mk_ar_bcast_granted(ar, blk, t->owned);
-    for (int32_t e = 0; e < tp->nnodes; e++) {
-        if (e == tp->node)
-            continue;
-        ready &= mk_ar_header_ok(ar, blk, 1, e) &
-                 mk_ar_arrived(ar, MK_CLASS_SUM, e, mk_ar_pos_in(ar, MK_CLASS_SUM, e, t->item));
-        if (tp->nnodes > 2)
-            ready &= mk_ar_granted(ar, MK_CLASS_RESULT, e, mk_ar_pos_out(ar, MK_CLASS_RESULT, e, t->item));
+    const bool reduce = t->kind == MK_AR_REDUCE;
+    const uint32_t locals = (uint32_t)tp->nlocal - 1, nodes = (uint32_t)tp->nnodes - 1;
+    const uint32_t partials = t->kind == MK_AR_SUM || (reduce && nodes != 1) ? locals : 0;
+    const uint32_t bcasts = reduce || t->kind == MK_AR_RESULT ? locals : 0;
+    const uint32_t sums = reduce ? nodes : 0, results = reduce && nodes > 1 ? nodes : 0;
+    if (i < partials + bcasts) {
+        const bool in = i < partials;
+        mk_need_set(need, in ? MK_NEED_ARRIVED : MK_NEED_CREDIT, in ? MK_CLASS_PARTIAL : MK_CLASS_BCAST,
+                    mk_peer_of_index(tp->local, (int32_t)(in ? i : i - partials)), t->owned);
+        return true;
     }
-    if (tp->nnodes == 2) {
-        const uint64_t p = mk_ar_pos_out(ar, MK_CLASS_SUM, 1 - tp->node, t->item);
-        const uint32_t s = ar->rings.slots[MK_CLASS_SUM];
-        return ready & (mk_peek_gpu_u64(&ar->state->sum_ready[mk_slot_of(s, p)]) == p + 1);
+    i -= partials + bcasts;
+    if (i < sums + 2 * results) {
+        const bool in = i < sums, done = i >= sums + results;
+        mk_need_set(need,
+                    in     ? MK_NEED_ARRIVED
+                    : done ? MK_NEED_DONE
+                           : MK_NEED_CREDIT,
+                    in ? MK_CLASS_SUM : MK_CLASS_RESULT,
+                    mk_peer_of_index(tp->node, (int32_t)(in     ? i
+                                                         : done ? i - sums - results
+                                                                : i - sums)),
+                    t->item);
+        return true;
     }
-    return ready & mk_ar_tiles_ready(ar, blk, t->chunk) & mk_ar_partials_here(ar, blk, t->owned);
+    mk_ar_own_need(ar, t, i - sums - 2 * results, need);
+    return need->what != MK_NEED_NONE;
+}
+/* Does the task read tiles of this rank's C? */
+MK_DEV bool mk_ar_reads_tiles(const struct mk_ar *ar, int kind)
+{
+    return kind == MK_AR_PUSH || kind == MK_AR_SUM || (kind == MK_AR_REDUCE && ar->rings.topo.nnodes != 2);
 }
 
 /* Inputs here and every output slot granted, as far as this lane looked? */
 MK_DEV bool mk_ar_ready(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_task *t)
 {
-    const int32_t p = t->peer;
-    switch (t->kind) {
-    case MK_AR_TILE:
+    struct mk_need need;
+    bool ready = true;
+    if (t->kind == MK_AR_TILE)
         return true;
-    case MK_AR_PUSH:
-        return mk_ar_header_ok(ar, blk, 0, p) & mk_ar_tiles_ready(ar, blk, t->chunk) &
-               mk_ar_granted(ar, MK_CLASS_PARTIAL, p, mk_ar_pos_out(ar, MK_CLASS_PARTIAL, p, t->item));
-    case MK_AR_SUM:
-        return mk_ar_sum_ready(ar, blk, t);
-    case MK_AR_REDUCE:
-        return mk_ar_reduce_ready(ar, blk, t);
-    case MK_AR_RESULT:
-        return mk_ar_header_ok(ar, blk, 1, p) &
-               mk_ar_arrived(ar, MK_CLASS_RESULT, p, mk_ar_pos_in(ar, MK_CLASS_RESULT, p, t->item)) &
-               mk_ar_bcast_granted(ar, blk, t->owned);
-    case MK_AR_BCAST:
-        return mk_ar_header_ok(ar, blk, 0, p) &
-               mk_ar_arrived(ar, MK_CLASS_BCAST, p, mk_ar_pos_in(ar, MK_CLASS_BCAST, p, t->item));
-    case MK_AR_HDR_OUT_LOCAL:
-        return mk_ar_granted(ar, MK_CLASS_HEADER_LOCAL, p, mk_ar_pos_out(ar, MK_CLASS_HEADER_LOCAL, p, 0));
-    case MK_AR_HDR_OUT_NODE:
-        return mk_ar_granted(ar, MK_CLASS_HEADER_NODE, p, mk_ar_pos_out(ar, MK_CLASS_HEADER_NODE, p, 0));
-    case MK_AR_HDR_IN_LOCAL:
-        return mk_ar_arrived(ar, MK_CLASS_HEADER_LOCAL, p, mk_ar_pos_in(ar, MK_CLASS_HEADER_LOCAL, p, 0));
-    case MK_AR_HDR_IN_NODE:
-        return mk_ar_arrived(ar, MK_CLASS_HEADER_NODE, p, mk_ar_pos_in(ar, MK_CLASS_HEADER_NODE, p, 0));
-    default:
-        return false;
-    }
+    if (t->kind < MK_AR_HDR_OUT_LOCAL && !blk->headed)
+        ready &= mk_ar_headers_match(ar, blk);
+    MK_ROLLED
+    for (uint32_t i = mk_warp_lane(); mk_ar_need(ar, t, i, &need); i += mk_warp_lanes())
+        ready &= mk_ar_holds(ar, &need);
+    if (mk_ar_reads_tiles(ar, t->kind))
+        ready &= mk_ar_tiles_ready(ar, blk, t->chunk);
+    return ready;
 }
 
 /* ---- claim ---- */
 
-/* Looks at the head of one queue; all lanes of a warp. Returns 1: *t is ready; 0: it is not; -1: nothing left. */
+/* Looks at the head of one queue of `items` (mk_ar_items); all lanes of a warp. Returns 1: *t is ready; 0: it is not; -1: nothing left. */
 MK_DEV int mk_ar_look(const struct mk_ar *ar, const struct mk_ar_block *blk, int kind, int32_t peer,
-                      struct mk_task *t)
+                      uint32_t items, struct mk_task *t)
 {
-    const uint32_t items = mk_ar_items(ar, kind, peer);
     const uint64_t *word = &ar->state->queue[kind][peer];
-    if (!items)
-        return -1;
+    uint64_t seen = mk_peek_gpu_u64(word);
+    MK_ROLLED
     for (;;) {
-        const uint64_t seen = mk_warp_first(mk_peek_gpu_u64(word));
+        seen = mk_warp_first(seen);
         const uint32_t head = mk_count_of(seen, blk->tag);
         if (head >= items)
             return -1;
@@ -162,9 +171,12 @@ MK_DEV int mk_ar_look(const struct mk_ar *ar, const struct mk_ar_block *blk, int
             mk_peeked();
             return 1;
         }
-        if (mk_warp_first(mk_peek_gpu_u64(word)) == seen)
+        if (MK_LOOKS_ON)
             return 0;
-        /* somebody else claimed it while we looked */
+        const uint64_t now = mk_peek_gpu_u64(word);
+        if (now == seen)
+            return 0;
+        seen = now; /* somebody else claimed it while we looked */
     }
 }
 /* Claims the next tile, which is always ready: many do so at once. false: there is none. */
@@ -192,9 +204,11 @@ MK_DEV bool mk_ar_claim(const struct mk_ar *ar, struct mk_ar_block *blk, const s
 /* Tries the head of one queue. Returns 1: claimed into blk->task; 0: the head is not ready; -1: nothing left. */
 MK_DEV int mk_ar_try_queue(const struct mk_ar *ar, struct mk_ar_block *blk, int kind, int32_t peer)
 {
+    const uint32_t items = mk_ar_items(ar, kind, peer);
     struct mk_task t;
+    MK_ROLLED
     for (;;) {
-        const int got = mk_ar_look(ar, blk, kind, peer, &t);
+        const int got = mk_ar_look(ar, blk, kind, peer, items, &t);
         if (got != 1 || mk_ar_claim(ar, blk, &t))
             return got;
     }
@@ -211,6 +225,7 @@ MK_DEV int mk_ar_try_kind(const struct mk_ar *ar, struct mk_ar_block *blk, int k
     const int32_t n = fan == 'l' ? t->nlocal : t->nnodes;
     const int32_t self = fan == 'l' ? t->local : t->node;
     int left = -1;
+    MK_ROLLED
     for (int32_t k = 1; k < n; k++) {
         const int got = mk_ar_try_queue(ar, blk, kind, (self + k) % n);
         if (got == 1)
@@ -243,6 +258,7 @@ MK_DEV uint32_t mk_ar_fan_out(const struct mk_ar *ar, int kind)
 MK_DEV uint32_t mk_ar_comm_queues(const struct mk_ar *ar)
 {
     uint32_t n = 0;
+    MK_ROLLED
     for (int i = 0; i < MK_AR_COMM_KINDS; i++)
         n += mk_ar_fan_out(ar, mk_ar_comm_kind(i));
     return n;
@@ -251,6 +267,7 @@ MK_DEV void mk_ar_comm_queue(const struct mk_ar *ar, uint32_t q, int *kind, int3
 {
     const struct mk_topo *t = &ar->rings.topo;
     int i = 0;
+    MK_ROLLED
     while (q >= mk_ar_fan_out(ar, mk_ar_comm_kind(i)))
         q -= mk_ar_fan_out(ar, mk_ar_comm_kind(i++));
     *kind = mk_ar_comm_kind(i);
@@ -261,6 +278,7 @@ MK_DEV void mk_ar_comm_queue(const struct mk_ar *ar, uint32_t q, int *kind, int3
 MK_DEV int mk_ar_try_comm(const struct mk_ar *ar, struct mk_ar_block *blk)
 {
     int left = -1;
+    MK_ROLLED
     for (int i = 0; i < MK_AR_COMM_KINDS; i++) {
         const int got = mk_ar_try_kind(ar, blk, mk_ar_comm_kind(i));
         if (got == 1)
@@ -279,6 +297,7 @@ MK_DEV void mk_ar_enter(const struct mk_ar *ar, struct mk_ar_block *blk)
     blk->ticket = mk_count_add(&ar->state->tickets, blk->tag, 1);
     blk->prefers_comm = (int32_t)blk->ticket + ar->budget >= ar->blocks;
     blk->helping = 0;
+    blk->headed = 0;
     blk->tiles = 0;
     blk->idle_since_ns = 0;
 }

@@ -17,6 +17,7 @@ struct mk_grid {
     int32_t bands; /* row bands of tiles that COMPUTE has open at a time; 0 is 1 */
     /* counts, from the above by mk_grid_count: divisions are dear for one lane of a GPU */
     uint32_t tile_rows, tile_cols, chunk_rows, chunk_cols;
+    int32_t tile_m_log2, tile_n_log2; /* -1: no power of two */
 };
 
 struct mk_rect {
@@ -28,6 +29,18 @@ MK_DEV uint32_t mk_div_up(int64_t a, int64_t b)
 {
     return (uint32_t)((a + b - 1) / b);
 }
+MK_DEV int32_t mk_log2_exact(int32_t v)
+{
+    for (int32_t i = 0; i < 31; i++)
+        if (v == (int32_t)(1u << i))
+            return i;
+    return -1;
+}
+/* v / d, by a shift where that can be. */
+MK_DEV uint32_t mk_div_by(uint32_t v, int32_t d, int32_t log2)
+{
+    return log2 >= 0 ? v >> log2 : v / (uint32_t)d;
+}
 /* After any change of the other members. */
 MK_DEV void mk_grid_count(struct mk_grid *g)
 {
@@ -36,6 +49,8 @@ MK_DEV void mk_grid_count(struct mk_grid *g)
     g->tile_cols = any ? mk_div_up(g->n, g->tile_n) : 0;
     g->chunk_rows = any ? mk_div_up(g->m, g->chunk_m) : 0;
     g->chunk_cols = any ? mk_div_up(g->n, g->chunk_n) : 0;
+    g->tile_m_log2 = mk_log2_exact(g->tile_m);
+    g->tile_n_log2 = mk_log2_exact(g->tile_n);
 }
 MK_DEV struct mk_rect mk_grid_rect(const struct mk_grid *g, int32_t h, int32_t w, uint32_t cols,
                                    uint32_t index)

@@ -31,8 +31,8 @@ enum mk_class {
     MK_CLASSES = 6
 };
 
-/* Release words hold {position 48, done bits 16}: no ring has more slots. */
-#define MK_RING_MAX_SLOTS 16
+/* Release words hold 32 done bits: no ring has more slots. */
+#define MK_RING_MAX_SLOTS 32
 #define MK_HEADER_SLOTS 2
 #define MK_HEADER_BYTES 16
 #define MK_MIN_SLOT_BYTES 16384
@@ -91,7 +91,7 @@ MK_DEV uint32_t mk_slot_of(uint32_t slots, uint64_t position)
 }
 MK_DEV uint64_t mk_lap_of(uint32_t slots, uint64_t position)
 {
-    return position >> (slots == 16 ? 4 : slots == 8 ? 3 : slots == 4 ? 2 : 1);
+    return position >> (slots == 32 ? 5 : slots == 16 ? 4 : slots == 8 ? 3 : slots == 4 ? 2 : 1);
 }
 
 /* Notes as numbered at their owner `at` (a local rank or node number of the class), for its peer `from`. */

@@ -28,6 +28,7 @@ static_assert(MK_DEV_LANES == 256, "the shared text runs on the consumers");
 struct mk_session_words { /* in shared memory */
     uint64_t go;
     uint32_t stage_tile[8];
+    uint32_t s, phase;
 };
 
 template <int BN, int LAYOUT, bool F16> struct mk_session : mk_gemm_sm90_block<BN, LAYOUT, F16, 1> {
@@ -66,9 +67,9 @@ template <int BN, int LAYOUT, bool F16> struct mk_session : mk_gemm_sm90_block<B
         base::load_b(s, kt * MK_BK, n0);
     }
     /* One thread. */
-    __device__ __forceinline__ void produce_claimed(void)
+    __device__ __forceinline__ void produce_claimed(uint32_t &s, uint32_t &phase)
     {
-        uint32_t s = 0, phase = 0, t = blk->task.chunk;
+        uint32_t t = blk->task.chunk;
         for (;;) {
             const uint32_t m0 = t / cols * MK_BM, n0 = t % cols * BN;
             for (uint32_t kt = 0; kt < ktiles; kt++) {
@@ -86,6 +87,7 @@ template <int BN, int LAYOUT, bool F16> struct mk_session : mk_gemm_sm90_block<B
         mk_mbar_wait(base::empty(s), phase ^ 1);
         words->stage_tile[s] = MK_TILE_END;
         mk_mbar_arrive(full(s));
+        next_stage(s, phase);
     }
 
     struct left { /* a tile whose sums are packed and not yet stored, or stored and not yet published */
@@ -108,7 +110,13 @@ template <int BN, int LAYOUT, bool F16> struct mk_session : mk_gemm_sm90_block<B
             BOXES + 3; /* the stores are complete by then: no wait that holds up the steps */
         float acc[BN / 2];
         uint32_t packed[BN / 4];
-        pipe q = {0, 0, 0};
+#pragma unroll
+        for (int i = 0; i < BN / 2; i++)
+            acc[i] = 0;
+#pragma unroll
+        for (int i = 0; i < BN / 4; i++)
+            packed[i] = 0;
+        pipe q = {words->s, words->phase, 0};
         left l = {0, 0, 0, false, false};
         for (;;) {
             mk_mbar_wait(full(q.s), q.phase);
@@ -138,13 +146,24 @@ template <int BN, int LAYOUT, bool F16> struct mk_session : mk_gemm_sm90_block<B
             base::template store_from<0>(packed, wg, thread, l.m0, l.n0, 0);
         if (l.unpublished)
             publish(l, thread);
+        base::release(thread, q.s); /* of the end */
+        next_stage(q.s, q.phase);
+        mk_block_sync(); /* all have read words->s */
+        if (threadIdx.x == 0) {
+            words->s = q.s;
+            words->phase = q.phase;
+        }
     }
     /* The producer thread's life: the block's session, if it has one. */
     __device__ __forceinline__ void serve(void)
     {
-        mk_mbar_wait(mk_smem(&words->go), 0);
-        if (blk->task.kind == MK_AR_TILE)
-            produce_claimed();
+        uint32_t s = 0, phase = 0;
+        for (uint32_t go = 0;; go ^= 1) {
+            mk_mbar_wait(mk_smem(&words->go), go);
+            if (blk->task.kind != MK_AR_TILE)
+                break;
+            produce_claimed(s, phase);
+        }
     }
     /* All consumers: blk->task says whether there is a session. */
     __device__ __forceinline__ void start(void)

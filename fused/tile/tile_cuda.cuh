@@ -57,8 +57,10 @@ MK_DEV void mk_raise_mismatch(const struct mk_ar *ar, int node_level, int32_t pe
 
 /* ---- elements: V (8 or 1) at a time ---- */
 
+/* Zeros from the start: to ptxas a value that no path sets is live from the entry of the kernel on, through all
+ * roles, and the compute loop spills. */
 template <int V> struct mk_lot {
-    float f[V];
+    float f[V] = {};
     static __device__ __forceinline__ mk_lot unpack(const uint4 &v) /* V = 8 */
     {
         mk_lot r;
@@ -154,7 +156,9 @@ MK_DEV uint64_t mk_span_at(const struct mk_span &s, uint32_t e)
 {
     return s.c0 + (uint64_t)(e / s.cols) * s.ldc + e % s.cols;
 }
+#ifndef MK_LOTS
 #define MK_LOTS 4 /* of a lane at a time: so many loads are in flight */
+#endif
 
 /* Lots of this lane from `from` on; false: none left. */
 template <int V> MK_DEV bool mk_lots_at(const struct mk_span &s, uint32_t from, uint32_t (&e)[MK_LOTS])
@@ -214,10 +218,11 @@ MK_DEV void mk_op_finish(const struct mk_ar *ar, const struct mk_rect *r, const 
                 x[u].put(i, x[u].get(i) +
                                 mk_to_f32<MK_TILE_F16>(
                                     ((const uint16_t *)ar->bias)[(uint64_t)r->col + e[u] % s.cols + i]));
-    if (ar->act)
+#pragma unroll 1
+    for (int i = 0; ar->act && i < V; i++)
+#pragma unroll
         for (int u = 0; u < MK_LOTS; u++)
-            for (int i = 0; i < V; i++)
-                x[u].f[i] = mk_activate(x[u].f[i], ar->act);
+            x[u].put(i, mk_activate(x[u].get(i), ar->act));
 }
 
 template <int V>

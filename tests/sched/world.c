@@ -186,6 +186,7 @@ int world_prepare(struct world *w, const struct world_call *c)
         r->ar.fixed = r->fixed;
         r->ar.staging = r->staging;
         r->ar.net_fixed = r->fixed;
+        r->ar.net_words = r->fixed;
         r->ar.net_staging = r->staging;
         r->ar.tile_parts = 1;
         r->ar.peer_fixed = r->peer_fixed;

@@ -10,13 +10,20 @@
  *   mk_fence_async()            orders bulk-copy (TMA) accesses and ordinary ones; nothing on the CPU
  *   mk_ld_{rlx,acq}_{gpu,sys}_u64, mk_st_{rlx,rel}_{gpu,sys}_u64
  *                               gpu: between blocks of one device; sys: also host and peer devices
+ *   mk_ld_launch_u64            a word that nobody writes while blocks of this launch read it
  *   mk_add_gpu_u64, mk_cas_gpu_u64, mk_max_sys_u64
  *                               read-modify-write, acquire and release
+ *   mk_posting(), mk_post_sys_u64, mk_post_gpu_u64, mk_post_max_sys_u64, mk_post_cas_gpu_u64
+ *                               by one lane: orders what this block has read and written (a block barrier before) before
+ *                               the posts that follow, as if each were a release (on the GPU one fence, then relaxed)
  *   mk_warp_lane() mk_warp_lanes() mk_warp_all(b) mk_warp_first(v)
  *                               this thread in its warp; whether b holds on all its lanes; the first lane's v
  *   mk_peek_{gpu,sys}_u64, mk_peeked()
  *                               loads that may overlap, and what orders all of them before what follows: as if each had
  *                               been an acquire load (on the GPU relaxed loads, then one fence)
+ *   MK_LOOKS_ON                 a block that found nothing looks again soon by itself: no need to look twice
+ *   MK_ROLLED                   before a loop that is not worth more than its own code: all roles share the
+ *                               instruction cache
  *   mk_now_ns()                 a clock that all blocks of this device share
  *
  * Shared text is the common part of C11, C++17 and CUDA: no `= {0}`, compound literals, designators or implicit

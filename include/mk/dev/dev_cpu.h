@@ -8,6 +8,8 @@
 #include <time.h>
 
 #define MK_DEV static inline __attribute__((unused))
+#define MK_ROLLED
+#define MK_LOOKS_ON 0
 
 MK_DEV uint32_t mk_lane(void)
 {
@@ -45,6 +47,10 @@ MK_DEV_CPU_ACCESS(gpu)
 MK_DEV_CPU_ACCESS(sys)
 #undef MK_DEV_CPU_ACCESS
 
+MK_DEV uint64_t mk_ld_launch_u64(const uint64_t *p)
+{
+    return mk_ld_rlx_gpu_u64(p);
+}
 MK_DEV uint32_t mk_warp_lane(void)
 {
     return 0;
@@ -93,6 +99,29 @@ MK_DEV void mk_max_sys_u64(uint64_t *p, uint64_t v)
     uint64_t have = __atomic_load_n(p, __ATOMIC_RELAXED);
     while (have < v && !__atomic_compare_exchange_n(p, &have, v, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED))
         ;
+}
+MK_DEV void mk_posting(void)
+{
+}
+MK_DEV void mk_post_sys_u64(uint64_t *p, uint64_t v)
+{
+#if MK_MUTATE == 1
+    mk_st_rlx_sys_u64(p, v);
+#else
+    mk_st_rel_sys_u64(p, v);
+#endif
+}
+MK_DEV void mk_post_gpu_u64(uint64_t *p, uint64_t v)
+{
+    mk_st_rel_gpu_u64(p, v);
+}
+MK_DEV void mk_post_max_sys_u64(uint64_t *p, uint64_t v)
+{
+    mk_max_sys_u64(p, v);
+}
+MK_DEV bool mk_post_cas_gpu_u64(uint64_t *p, uint64_t have, uint64_t want)
+{
+    return mk_cas_gpu_u64(p, have, want);
 }
 MK_DEV uint64_t mk_now_ns(void)
 {

@@ -5,6 +5,8 @@
 #include <stdint.h>
 
 #define MK_DEV static __device__ __forceinline__
+#define MK_LOOKS_ON 1
+#define MK_ROLLED _Pragma("unroll 1")
 
 MK_DEV uint32_t mk_lane(void)
 {
@@ -63,6 +65,10 @@ MK_DEV_CUDA_ACCESS(gpu)
 MK_DEV_CUDA_ACCESS(sys)
 #undef MK_DEV_CUDA_ACCESS
 
+MK_DEV uint64_t mk_ld_launch_u64(const uint64_t *p)
+{
+    return *p; /* through L1, which is empty when a kernel starts */
+}
 MK_DEV uint32_t mk_warp_lane(void)
 {
     return threadIdx.x % 32;
@@ -112,6 +118,33 @@ MK_DEV bool mk_cas_gpu_u64(uint64_t *p, uint64_t have, uint64_t want)
 MK_DEV void mk_max_sys_u64(uint64_t *p, uint64_t v)
 {
     asm volatile("red.release.sys.max.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+MK_DEV void mk_posting(void)
+{
+#if MK_MUTATE != 1
+    asm volatile("fence.acq_rel.sys;" ::: "memory");
+#endif
+}
+MK_DEV void mk_post_sys_u64(uint64_t *p, uint64_t v)
+{
+    mk_st_rlx_sys_u64(p, v);
+}
+MK_DEV void mk_post_gpu_u64(uint64_t *p, uint64_t v)
+{
+    mk_st_rlx_gpu_u64(p, v);
+}
+MK_DEV void mk_post_max_sys_u64(uint64_t *p, uint64_t v)
+{
+    asm volatile("red.relaxed.sys.max.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+MK_DEV bool mk_post_cas_gpu_u64(uint64_t *p, uint64_t have, uint64_t want)
+{
+    uint64_t old;
+    asm volatile("atom.relaxed.gpu.cas.b64 %0, [%1], %2, %3;"
+                 : "=l"(old)
+                 : "l"(p), "l"(have), "l"(want)
+                 : "memory");
+    return old == have;
 }
 MK_DEV uint64_t mk_now_ns(void)
 {

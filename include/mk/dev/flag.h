@@ -87,8 +87,9 @@ MK_DEV uint32_t mk_count_peek(const uint64_t *word, uint32_t tag)
 {
     return mk_count_of(mk_peek_gpu_u64(word), tag);
 }
-/* Raises the count from `have` to have + 1 if the word is still `seen`, which held it: the claim of item `have`. */
+/* Raises the count from `have` to have + 1 if the word is still `seen`, which held it: the claim of item `have`. It
+ * hands over nothing but the item, so it orders nothing. */
 MK_DEV bool mk_count_claim(uint64_t *word, uint32_t tag, uint32_t have, uint64_t seen)
 {
-    return mk_cas_gpu_u64(word, seen, ((uint64_t)tag << 32) | (uint32_t)(have + 1));
+    return mk_post_cas_gpu_u64(word, seen, ((uint64_t)tag << 32) | (uint32_t)(have + 1));
 }
