@@ -353,7 +353,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(ranks_as_threads),
     };
     setenv("MK_NET", argc > 1 ? argv[1] : "loop", 1);
-    setenv("MK_TIMEOUT", "20", 1);
+    job_seconds("MK_TIMEOUT", 20);
     setenv("MK_LOG", "none", 0);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

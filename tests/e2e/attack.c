@@ -27,8 +27,10 @@
 #endif
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 #define LIMITS 0
+#define MANY 100 /* calls, enough that a stop finds ranks in them: each takes ten times as long */
 #else
 #define LIMITS 1
+#define MANY 400
 #endif
 
 enum { M = 300, N = 500, K = 64, LD = 520 };
@@ -216,8 +218,10 @@ static int many_calls(struct job *j, int rank)
     mk_comm_t comm = NULL;
     int ret = mk_comm_init_env(&comm, NULL);
     job_stage(j, rank, STAGE_READY);
-    for (int i = 0; i < 400 && !ret; i++)
+    for (int i = 0; i < MANY && !ret; i++) {
         ret = call(comm, &x, M);
+        job_beat(j, rank);
+    }
     if (ret)
         job_failed(j, rank, ret);
     mk_comm_destroy(comm);
@@ -242,11 +246,11 @@ static void stop(struct job *j, int who, int when_ready, double seconds)
 static void a_stopped_rank_goes_on(void **state)
 {
     (void)state;
-    setenv("MK_TIMEOUT", "8", 1); /* what was handed to the NIC must end within it */
+    job_seconds("MK_TIMEOUT", 8); /* what was handed to the NIC must end within it */
     struct job *j = job_create(2, 2, 60);
     job_start(j, many_calls, NULL);
     stop(j, 3, 3, 3);
-    setenv("MK_TIMEOUT", "5", 1);
+    job_seconds("MK_TIMEOUT", 5);
     all_well(j, "rank 3 stopped for 3 s");
     job_destroy(j);
 }
@@ -257,7 +261,7 @@ static void a_stopped_rank_ends_the_call_of_all(void **state)
     struct job *j = job_create(2, 2, 60);
     setenv("MK_PEER_TIMEOUT", "1.5", 1);
     job_start(j, many_calls, NULL);
-    stop(j, 2, 2, 4);
+    stop(j, 2, 2, 4 * JOB_SLOWER);
     unsetenv("MK_PEER_TIMEOUT");
     for (int r = 0; r < 4; r++)
         if (j->r[r].status != 1 || j->r[r].code != MK_ERR_TIMEOUT)
@@ -270,11 +274,11 @@ static void a_suspended_job_goes_on(void **state)
     (void)state;
     struct plan p = {3, 0, 0.5};
     struct job *j = job_create(2, 2, 60);
-    setenv("MK_PEER_TIMEOUT", "2", 1);
-    setenv("MK_TIMEOUT", "2", 1);
+    job_seconds("MK_PEER_TIMEOUT", 2);
+    job_seconds("MK_TIMEOUT", 2);
     job_start(j, leave_while_one_is_late, &p);
-    stop(j, -1, 3, 4);
-    setenv("MK_TIMEOUT", "5", 1);
+    stop(j, -1, 3, 4 * JOB_SLOWER);
+    job_seconds("MK_TIMEOUT", 5);
     unsetenv("MK_PEER_TIMEOUT");
     all_well(j, "all ranks stopped for 4 s");
     job_destroy(j);
@@ -379,7 +383,7 @@ static int few_descriptors(struct job *j, int rank)
 static void running_out_of_descriptors_is_an_error(void **state)
 {
     (void)state;
-    setenv("MK_TIMEOUT", "2", 1);
+    job_seconds("MK_TIMEOUT", 2);
     for (int limit = 3, well = 0; limit < 60 && well < 2; limit += 2) {
         struct plan p = {limit % 4, limit, 0};
         struct job *j = job_create(2, 2, 20);
@@ -405,7 +409,7 @@ static void running_out_of_descriptors_is_an_error(void **state)
             printf("  %d: good %d  %s\n", limit, good, j->r[(limit % 4)].text);
         job_destroy(j);
     }
-    setenv("MK_TIMEOUT", "5", 1);
+    job_seconds("MK_TIMEOUT", 5);
 }
 
 /* ---- signals ---- */
@@ -464,7 +468,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(signals_disturb_nothing),
     };
     setenv("MK_NET", argc > 1 ? argv[1] : "loop", 1);
-    setenv("MK_TIMEOUT", "5", 1);
+    job_seconds("MK_TIMEOUT", 5);
     setenv("MK_GEMM", "builtin", 1);
     setenv("MK_LOG", "none", 0);
     if (argc > 2)

@@ -165,6 +165,6 @@ int main(int argc, char **argv)
     if (argc > 1)
         transport = argv[1];
     setenv("MK_NET", transport, 1);
-    setenv("MK_TIMEOUT", "20", 1);
+    job_seconds("MK_TIMEOUT", 20);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

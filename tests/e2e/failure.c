@@ -13,7 +13,9 @@
 #include <unistd.h>
 #include <cmocka.h>
 
-#define TIMEOUT 5.0
+#define TIMEOUT_SET 5.0
+#define TIMEOUT (TIMEOUT_SET * JOB_SLOWER)
+#define LATE (TIMEOUT < 20 ? 20 : TIMEOUT + 5)
 enum {
     STAGE_START = 1,
     STAGE_INIT = 2,
@@ -199,7 +201,7 @@ static int late(struct job *j, int rank)
 static void a_late_rank_is_waited_for(void **state)
 {
     (void)state;
-    struct plan p = {3, 0, 0, 0, 4 * TIMEOUT, 0};
+    struct plan p = {3, 0, 0, 0, LATE, 0};
     struct job *j = job_create(2, 2, 60);
     job_run(j, late, &p);
     for (int r = 0; r < 4; r++)
@@ -211,9 +213,9 @@ static void a_late_rank_is_waited_for(void **state)
 static void peer_timeout_names_who_is_missing(void **state)
 {
     (void)state;
-    struct plan p = {3, 0, 0, 0, 12, 0};
+    struct plan p = {3, 0, 0, 0, 12 * JOB_SLOWER, 0};
     struct job *j = job_create(2, 2, 60);
-    setenv("MK_PEER_TIMEOUT", "2", 1);
+    job_seconds("MK_PEER_TIMEOUT", 2);
     job_run(j, late, &p);
     unsetenv("MK_PEER_TIMEOUT");
     int named = 0;
@@ -265,8 +267,10 @@ static int leave_early(struct job *j, int rank)
     struct buffers x = buffers();
     mk_comm_t comm;
     int ret = mk_comm_init_env(&comm, NULL);
-    for (int i = 0; i < 5 && !ret; i++)
+    for (int i = 0; i < 5 && !ret; i++) {
         ret = one_call(comm, x.a, x.b, x.c, 300, 500, 64, MK_FLOAT32);
+        job_stage(j, rank, i + 1);
+    }
     if (ret)
         return job_failed(j, rank, ret);
     if (rank == p->victim && p->what)
@@ -275,6 +279,7 @@ static int leave_early(struct job *j, int rank)
         ret = one_call(comm, x.a, x.b, x.c, 300, 500, 64, MK_FLOAT32); /* one call too many */
         job_failed(j, rank, ret);
         mk_comm_destroy(comm);
+        job_stage(j, rank, STAGE_TEARDOWN);
         return ret == MK_ERR_PEER ? 0 : 6;
     }
     mk_comm_destroy(comm);
@@ -299,15 +304,44 @@ static void leaving_is_not_dying(void **state)
             }
 }
 
+/* ---- the harness itself ---- */
+
+static int hang_or_be_slow(struct job *j, int rank)
+{
+    for (int i = 0; i < 8; i++) {
+        if (rank == 0)
+            job_beat(j, rank);
+        usleep((useconds_t)(j->limit * 0.5e6));
+    }
+    while (rank == 1)
+        pause();
+    return 0;
+}
+
+static void a_hang_is_told_from_a_slow_rank(void **state)
+{
+    (void)state;
+    struct job *j = job_create(1, 2, 0.2);
+    printf("  on purpose, what is said of a rank that hangs:\n");
+    assert_int_equal(job_run(j, hang_or_be_slow, NULL), 1);
+    assert_int_equal(j->r[0].status, 0);
+    assert_int_equal(j->r[1].status, JOB_HUNG);
+    job_destroy(j);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(kill_at_every_stage),         cmocka_unit_test(disagreement_is_told_to_all),
-        cmocka_unit_test(a_late_rank_is_waited_for),   cmocka_unit_test(peer_timeout_names_who_is_missing),
-        cmocka_unit_test(abort_ends_the_calls_of_all), cmocka_unit_test(leaving_is_not_dying),
+        cmocka_unit_test(kill_at_every_stage),
+        cmocka_unit_test(disagreement_is_told_to_all),
+        cmocka_unit_test(a_late_rank_is_waited_for),
+        cmocka_unit_test(peer_timeout_names_who_is_missing),
+        cmocka_unit_test(abort_ends_the_calls_of_all),
+        cmocka_unit_test(leaving_is_not_dying),
+        cmocka_unit_test(a_hang_is_told_from_a_slow_rank),
     };
     setenv("MK_NET", argc > 1 ? argv[1] : "loop", 1);
-    setenv("MK_TIMEOUT", "5", 1);
+    job_seconds("MK_TIMEOUT", TIMEOUT_SET);
     setenv("MK_GEMM", "builtin", 1);
     setenv("MK_LOG", "none", 0);
     if (argc > 2)

@@ -87,7 +87,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {cmocka_unit_test(two_nodes_of_two), cmocka_unit_test(three_nodes),
                                        cmocka_unit_test(one_node_of_three)};
     setenv("MK_NET", argc > 1 ? argv[1] : "loop", 1);
-    setenv("MK_TIMEOUT", "20", 1);
+    job_seconds("MK_TIMEOUT", 20);
     setenv("MK_GEMM", "builtin", 1); /* tiny products: nothing to open */
     if (argc > 2)
         calls = atoi(argv[2]);
