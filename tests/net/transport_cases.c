@@ -371,7 +371,7 @@ static int faults(struct side *t)
                 return 1;
             CHECK(wc.imm == 1 || wc.imm == 4, "immediate %u", wc.imm);
         }
-        return in_step(t);
+        return in_step(t) || in_step(t);
     }
     CHECK(!mk_loop_set_faults(t->dev, &f), "set");
     for (uint32_t i = 1; i <= 4; i++) {
@@ -385,6 +385,8 @@ static int faults(struct side *t)
         CHECK(wc.id < 4 && (wc.status == 0) == (wc.id != 2), "write %llu: %d", (unsigned long long)wc.id,
               wc.status);
     }
+    if (in_step(t)) /* write 4 is silent, and may land last: what follows would end it */
+        return 1;
     memset(&f, 0, sizeof(f));
     f.stalled = 1;
     CHECK(!mk_loop_set_faults(t->dev, &f), "set");
