@@ -209,10 +209,11 @@ void mk_boot_destroy(struct mk_boot *b)
         mk_boot_free(b);
         return;
     }
-    const uint64_t deadline = mk_time_ns() + 1000000000u;
+    const uint64_t deadline = mk_time_ns() + 10000000000u;
     pthread_mutex_lock(&b->lock);
     say_bye(b);
-    /* The own process's service closes once it has told the others: not before may this process end. */
+    /* The own process's service closes once it has told the others: not before may this process end. It waits for
+     * none of them, only for its turn on a processor, which can take a second and more. */
     for (bool more = b->hosts && b->threaded; more && !b->ended;)
         more = mk_boot_wait(b, deadline);
     pthread_mutex_unlock(&b->lock);
@@ -241,7 +242,8 @@ static struct mk_boot *next_ending(void)
 }
 
 /* The process ends in good order, or the library is unloaded: what lives says good-bye without waiting for any
- * peer, and our threads end, all within a second. The objects stay as they are: somebody may hold them yet. */
+ * peer, and our threads end: at once, or as soon as they get a processor. The objects stay as they are: somebody may
+ * hold them yet. */
 __attribute__((destructor)) static void end_of_process(void)
 {
     const struct timespec ms = {.tv_nsec = 1000000};

@@ -354,7 +354,7 @@ void mk_boot_root_farewell(void)
 {
     const struct timespec ms = {.tv_nsec = 1000000};
     bool pending = farewell_pending(true);
-    for (int i = 0; pending && i < 500; i++) {
+    for (int i = 0; pending && i < 5000; i++) { /* for a thread of ours to have its turn */
         nanosleep(&ms, NULL);
         pending = farewell_pending(false);
     }

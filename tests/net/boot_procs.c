@@ -320,7 +320,9 @@ static void rush(int rank, int n)
 {
     struct mk_boot *b = NULL;
     struct report *r = &board->r[rank];
-    if (!meet(rank, n, &b) && !mk_boot_barrier(b)) {
+    if (!meet(rank, n, &b))
+        r->ret = mk_boot_barrier(b);
+    if (!r->ret) {
         if (rank == n - 1) {
             help_sleep_ms(150);
             if (!help_wait_left(b, 0, 5000))
@@ -343,7 +345,8 @@ static void all_at_once(void **state)
         reap_all(6, -1, 0);
         for (int r = 0; r < 6; r++)
             if (board->r[r].ret || board->r[r].event || board->r[r].stage != SEEN)
-                fail_msg("round %d rank %d: %d, event %s", i, r, board->r[r].ret, board->r[r].ev.text);
+                fail_msg("round %d rank %d: %d, stage %d, event %s", i, r, board->r[r].ret,
+                         (int)board->r[r].stage, board->r[r].ev.text);
     }
 }
 
