@@ -17,7 +17,7 @@ caught() { # fault case [version [text that the finding has]]
     fi
 }
 
-FAKE_FAULT='' "$harness" "$fake" --limit 30 --patience 5 --max 5000000 >"$log" 2>&1 || {
+FAKE_FAULT='' "$harness" "$fake" --limit 120 --patience 15 --max 5000000 >"$log" 2>&1 || {
     echo "the harness finds faults in the right plugin:"
     cat "$log"
     bad=1
