@@ -36,12 +36,13 @@ static const char help[] =
     "input unless that is a terminal; the others read nothing.\n"
     "\n"
     "--gpus-shared: each rank also gets MK_NIC (mknic moves GPU memory for MK_NET=loop), MK_SHARED_GPU=1, "
-    "the "
-    "directories\n"
-    "of the MPS daemon, and unless it is set already CUDA_MPS_ACTIVE_THREAD_PERCENTAGE (100 / ranks). Both "
-    "are "
-    "ended\n"
-    "with mkrun, whatever ends it.\n"
+    "the\n"
+    "directories of the MPS daemon, and unless it is set already CUDA_MPS_ACTIVE_THREAD_PERCENTAGE (100 / "
+    "ranks). Both\n"
+    "are ended with mkrun, whatever ends it. Before the ranks start, a census sees to it that the kernels of "
+    "all, with\n"
+    "MK_BLOCKS blocks each (unless set: SMs / ranks), are on the GPU together; what does not fit is "
+    "refused.\n"
     "\n"
     "Signals are forwarded to the ranks and all that they started. When a rank fails, the others have "
     "MK_TIMEOUT + 5\n"
@@ -344,6 +345,8 @@ int main(int argc, char **argv)
     }
     r.keeper_alive = r.keeper_report = -1;
     ret = r.gpus_shared ? mkrun_gpus_start(&r) : 0;
+    if (!ret && r.gpus_shared)
+        ret = mkrun_census(&r);
     if (!ret)
         ret = open_signals(&r);
     if (!ret)

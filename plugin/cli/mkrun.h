@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
 /* The parts of mkrun: mkrun.c (command line, the loop that watches), mkrun_start.c (ranks come), lines.c
- * (what they say), mkrun_clean.c (what they leave), mkrun_gpus.c (what they share). One thread, no signal handlers: signals come through a
+ * (what they say), mkrun_clean.c (what they leave), mkrun_gpus.c (what they share), mkrun_census.c (does it fit?). One thread, no signal handlers: signals come through a
  * signalfd. */
 #pragma once
 #include "lines.h"
@@ -15,6 +15,7 @@ enum { MKRUN_MAX_RANKS = 1024 };
 struct mkrun_rank {
     pid_t pid; /* also its process group; stays a zombie until clean-up, so that the number stays ours */
     bool running;
+    int blocks; /* MK_BLOCKS by the census; 0: none was taken */
 };
 
 struct mkrun {
@@ -45,6 +46,9 @@ int mkrun_start(struct mkrun *r);
 int mkrun_gpus_start(struct mkrun *r);
 void mkrun_gpus_stop(struct mkrun *r);
 void mkrun_gpus_environment(const struct mkrun *r); /* in a rank */
+/* mkrun_census.c: do the kernels of all ranks fit on the GPUs together? Fills ranks[].blocks. 0, or the exit code after
+ * a message. */
+int mkrun_census(struct mkrun *r);
 
 void mkrun_signal_ranks(struct mkrun *r, int sig);
 /* Descendants of this process that are alive, at most `room`; sig is sent to each (0: none). */

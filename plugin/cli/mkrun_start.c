@@ -91,6 +91,8 @@ static void set_environment(const struct mkrun *r, int rank)
     set_default("MK_THREADS", threads);
     if (r->gpus_shared)
         mkrun_gpus_environment(r);
+    if (r->ranks[rank].blocks)
+        set_number("MK_BLOCKS", r->ranks[rank].blocks);
 }
 
 struct child_ends {
@@ -200,7 +202,8 @@ static int start_rank(struct mkrun *r, int rank)
         return MK_EXIT_FAILED;
     }
     setpgid(pid, pid); /* whoever is first, it or we */
-    r->ranks[rank] = (struct mkrun_rank){.pid = pid, .running = true};
+    r->ranks[rank].pid = pid;
+    r->ranks[rank].running = true;
     r->running++;
     if (out[0] >= 0)
         mk_lines_add(r->lines, rank, 1, out[0], false);

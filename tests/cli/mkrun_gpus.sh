@@ -99,6 +99,24 @@ test_no_gpu() {
     gone "$(cat mps.log.pid)"
     [ -z "$(ls tmp)" ] || fail "left: $(ls tmp)"
 }
+# The kernels of all ranks must be on the GPUs at once; the ranks learn how many blocks they have.
+test_census() {
+    [ -n "${NO_KERNELS-}" ] && { echo "skip: cli.mkrun.gpus_census: no nvcc"; exit 77; }
+    run --gpus-shared --nodes 2 --ranks-per-node 3 -- sh -c "$rank; echo \"blocks \$MK_BLOCKS\""
+    want_rc 0 # 132 SMs on each of two GPUs
+    [ "$(grep -c 'blocks 44$' out)" = 6 ] || fail "not 44 blocks each: $(cat out)"
+    MK_BLOCKS=20 run --gpus-shared --nodes 2 -- sh -c "$rank; echo \"blocks \$MK_BLOCKS\""
+    [ "$(grep -c 'blocks 20$' out)" = 2 ] || fail "the user's blocks were changed: $(cat out)"
+    FAKE_RESIDENT=19 MK_BLOCKS=20 run --gpus-shared --nodes 2 -- touch ran
+    want_rc 1
+    want_in err 'do not fit on the GPUs together: 38 of 40 blocks'
+    [ ! -e ran ] || fail "the program ran"
+    FAKE_LAUNCH_ERROR=2 run --gpus-shared --nodes 2 -- touch ran
+    want_rc 1
+    want_in err 'the census of rank [01] failed'
+    [ ! -e ran ] || fail "the program ran"
+    nothing_left
+}
 test_nic_dies() {
     run --gpus-shared --nodes 1 -- sh -c "$rank; kill -9 \$(cat nic.pid); sleep 1"
     want_rc 0

@@ -37,7 +37,7 @@ mk_conformance_both(immediate_ofi_shm immediate net=ofi provider=shm)
 mk_conformance(wrong_adapter test_net_conformance flag ordered=0 hostile=7 expect=caught)
 
 # GPU memory through a mknic process, over a stand-in for the CUDA driver (tests/gpu/nic.sh: over the real one).
-add_library(test_net_cuda SHARED fake_cuda.c fake_cuda_rest.c)
+add_library(test_net_cuda SHARED fake_cuda.c fake_cuda_census.c fake_cuda_rest.c)
 target_link_libraries(test_net_cuda PRIVATE Threads::Threads)
 target_compile_options(test_net_cuda PRIVATE -ftls-model=initial-exec) # LeakSanitizer misreads the other one
 set_target_properties(test_net_cuda PROPERTIES PREFIX "" OUTPUT_NAME libcuda SUFFIX .so.1

@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* mkrun --gpus-shared: the residency census. Kernels that wait for each other must all be on the GPU at once, and MPS
+ * gives nobody SMs of his own: so before the ranks start, one process a rank, with the rank's environment, puts as many
+ * blocks as the rank's kernel will have on its GPU, each with all of an SM's shared memory, and all stay until they are
+ * counted here. What does not fit is refused.
+ *
+ * Blocks of a rank: MK_BLOCKS if it is set; else as many SMs as its share shows, at most the GPU's SMs / its ranks (the
+ * shares of MPS are rounded up). They are given to the ranks as MK_BLOCKS. Which GPU a rank takes is its program's
+ * choice; here as our own programs choose: the number of the rank, modulo that of the GPUs.
+ *
+ * mkrun itself never touches CUDA: it forks, and reads shared memory. */
+#include "cli.h"
+#include "mk/cuda.h"
+#include "mk/shm.h"
+#include "mkrun.h"
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define GPUS 16
+#define RANKS 64 /* on one machine, sharing GPUs */
+#define BLOCKS 256
+#define START_MS 30000
+#define COUNT_MS 3000 /* from the last launch on */
+#define CENSUS_ATTR_SMEM 97
+#define SMEM_PER_BLOCK 1024 /* the driver's own */
+#define THREADS 384
+
+struct census_args { /* as in census.cu */
+    mk_cu_ptr sm, go;
+    uint64_t limit_ns;
+};
+
+/* Shared by mkrun and the processes of the census; words by __atomic. */
+struct census {
+    uint32_t go;      /* all were counted */
+    uint32_t scouted; /* gpus and total[] are known */
+    int32_t gpus, total[GPUS];
+    struct {
+        int32_t launched; /* 1; -1: failed, text says why */
+        int32_t blocks;
+        char text[160];
+    } rank[RANKS];
+    _Alignas(4096) uint32_t sm[RANKS][BLOCKS];
+};
+
+#ifdef MK_HAVE_NVCC
+extern const uint8_t mk_kernels_census[];
+
+static void give_up(struct census *c, int rank, const char *what, int error)
+{
+    const struct mk_cuda *cu = mk_cuda_open(NULL);
+    const char *name = "";
+    if (error && cu)
+        cu->error_name(error, &name);
+    snprintf(c->rank[rank].text, sizeof(c->rank[rank].text), "%s%s%s", what, error ? ": " : "", name);
+    __atomic_store_n(&c->rank[rank].launched, -1, __ATOMIC_RELEASE);
+    _exit(1);
+}
+
+#define MUST(call)                                                                                           \
+    do {                                                                                                     \
+        const int error_ = cu->call;                                                                         \
+        if (error_)                                                                                          \
+            give_up(c, rank, #call, error_);                                                                 \
+    } while (0)
+
+/* Without a share of MPS, so that it sees the GPUs whole. */
+static void scout(struct census *c)
+{
+    const struct mk_cuda *cu;
+    const char *why = "";
+    const int rank = 0;
+    unsetenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE");
+    cu = mk_cuda_open(&why);
+    if (!cu)
+        give_up(c, rank, why, 0);
+    int n = 0;
+    MUST(init(0));
+    MUST(device_count(&n));
+    for (int i = 0; i < n && i < GPUS; i++) {
+        int device;
+        MUST(device_get(&device, i));
+        MUST(device_attribute(&c->total[i], MK_CU_ATTR_SMS, device));
+    }
+    c->gpus = n < GPUS ? n : GPUS;
+    __atomic_store_n(&c->scouted, 1, __ATOMIC_RELEASE);
+    _exit(0);
+}
+
+static int blocks_of(const struct mkrun *r, const struct census *c, int rank, int seen)
+{
+    const int gpu = rank % c->gpus;
+    const int sharers = (r->nranks - gpu + c->gpus - 1) / c->gpus, share = c->total[gpu] / sharers;
+    if (r->settings.blocks > 0)
+        return r->settings.blocks < seen ? (int)r->settings.blocks : seen;
+    return share < seen ? share : seen;
+}
+
+/* The blocks of a rank, in a process of its own. */
+static void stand_in(const struct mkrun *r, struct census *c, int rank)
+{
+    const struct mk_cuda *cu = mk_cuda_open(NULL);
+    int device, seen = 0, smem = 0;
+    void *ctx, *stream, *library, *kernel, *function;
+    struct census_args args = {0, 0, (START_MS + COUNT_MS) * 1000000ull};
+    void *params[] = {&args};
+    struct mk_cu_launch l;
+    if (!cu)
+        give_up(c, rank, "no CUDA driver", 0);
+    MUST(init(0));
+    for (int i = 0; i < START_MS && !__atomic_load_n(&c->scouted, __ATOMIC_ACQUIRE); i++)
+        poll(NULL, 0, 1);
+    if (!c->scouted || !c->gpus)
+        give_up(c, rank, "no GPU", 0);
+    MUST(device_get(&device, rank % c->gpus));
+    MUST(ctx_retain(&ctx, device));
+    MUST(ctx_set(ctx));
+    MUST(device_attribute(&seen, MK_CU_ATTR_SMS, device));
+    MUST(device_attribute(&smem, CENSUS_ATTR_SMEM, device));
+    c->rank[rank].blocks = blocks_of(r, c, rank, seen);
+    if (c->rank[rank].blocks < 1 || c->rank[rank].blocks > BLOCKS)
+        give_up(c, rank, "no SM is left for a block of this rank", 0);
+    MUST(host_register(c, sizeof(*c), MK_CU_HOST_PORTABLE | MK_CU_HOST_MAPPED));
+    MUST(host_device_ptr(&args.go, &c->go, 0));
+    MUST(host_device_ptr(&args.sm, c->sm[rank], 0));
+    MUST(stream_create(&stream, MK_CU_STREAM_NON_BLOCKING));
+    MUST(library_load(&library, mk_kernels_census, NULL, NULL, 0, NULL, NULL, 0));
+    MUST(library_kernel(&kernel, library, "mk_census"));
+    MUST(kernel_set_attribute(MK_CU_FUNC_DYNAMIC_SMEM, smem, kernel, device));
+    MUST(kernel_function(&function, kernel));
+    memset(&l, 0, sizeof(l));
+    l.grid[0] = (uint32_t)c->rank[rank].blocks;
+    l.block[0] = THREADS;
+    l.grid[1] = l.grid[2] = l.block[1] = l.block[2] = 1;
+    l.smem = (uint32_t)smem;
+    l.stream = stream;
+    MUST(launch(&l, function, params, NULL));
+    __atomic_store_n(&c->rank[rank].launched, 1, __ATOMIC_RELEASE);
+    _exit(cu->stream_sync(stream) ? 1 : 0);
+}
+
+/* ---- in mkrun ---- */
+
+static pid_t start(const struct mkrun *r, struct census *c, int rank)
+{
+    const pid_t parent = getpid(), pid = fork();
+    if (pid)
+        return pid;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent)
+        _exit(1);
+    mkrun_gpus_environment(r);
+    if (rank < 0)
+        scout(c);
+    stand_in(r, c, rank);
+    _exit(1);
+}
+
+/* Blocks that are resident, of *all, once every process has launched; -1: one cannot, *failed is its rank. */
+static int count(const struct mkrun *r, const struct census *c, int *all, int *failed)
+{
+    int here = 0, launched = 0;
+    *all = 0;
+    for (int rank = 0; rank < r->nranks; rank++) {
+        const int state = __atomic_load_n(&c->rank[rank].launched, __ATOMIC_ACQUIRE);
+        if (state < 0) {
+            *failed = rank;
+            return -1;
+        }
+        launched += state;
+        for (int b = 0; state && b < c->rank[rank].blocks; b++)
+            here += __atomic_load_n(&c->sm[rank][b], __ATOMIC_RELAXED) != 0;
+        *all += c->rank[rank].blocks;
+    }
+    if (launched < r->nranks)
+        *all = 0;
+    return here;
+}
+
+static int judge(struct mkrun *r, const struct census *c, int here, int all, int failed)
+{
+    if (here < 0) {
+        mk_cli_say("--gpus-shared: the census of rank %d failed: %s", failed, c->rank[failed].text);
+        return MK_EXIT_FAILED;
+    }
+    if (!all) {
+        mk_cli_say("--gpus-shared: the census did not start within %d s", START_MS / 1000);
+        return MK_EXIT_FAILED;
+    }
+    if (here < all) {
+        mk_cli_say(
+            "--gpus-shared: the kernels of %d ranks do not fit on the GPU%s together: %d of %d blocks were "
+            "resident at once (MK_BLOCKS or fewer ranks would help)",
+            r->nranks, c->gpus > 1 ? "s" : "", here, all);
+        return MK_EXIT_FAILED;
+    }
+    for (int rank = 0; rank < r->nranks; rank++)
+        r->ranks[rank].blocks = c->rank[rank].blocks;
+    return 0;
+}
+
+int mkrun_census(struct mkrun *r)
+{
+    pid_t pid[RANKS + 1];
+    int here = 0, all = 0, failed = 0, waited = 0, counting = 0;
+    if (r->nranks > RANKS) {
+        mk_cli_say("--gpus-shared: %d ranks are more than %d", r->nranks, RANKS);
+        return MK_EXIT_USAGE;
+    }
+    struct census *c = mmap(NULL, sizeof(*c), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (c == MAP_FAILED) {
+        mk_cli_say("--gpus-shared: %s", strerror(errno));
+        return MK_EXIT_FAILED;
+    }
+    for (int i = 0; i <= r->nranks; i++)
+        pid[i] = start(r, c, i - 1);
+    while (waited < START_MS && counting < COUNT_MS) {
+        here = count(r, c, &all, &failed);
+        if (here < 0 || (all && here == all))
+            break;
+        poll(NULL, 0, 1);
+        waited++;
+        counting += all > 0;
+    }
+    const int ret = judge(r, c, here, all, failed);
+    __atomic_store_n(&c->go, 1, __ATOMIC_RELEASE);
+    for (int i = 0; i <= r->nranks; i++) {
+        for (int ms = 0; pid[i] > 0 && !waitpid(pid[i], NULL, WNOHANG); ms++) {
+            if (ms == 5000)
+                kill(pid[i], SIGKILL);
+            poll(NULL, 0, 1);
+        }
+    }
+    munmap(c, sizeof(*c));
+    return ret;
+}
+#else
+int mkrun_census(struct mkrun *r)
+{
+    (void)r;
+    return 0; /* no kernels: nothing that must fit */
+}
+#endif
