@@ -231,7 +231,7 @@ int mk_comm_info(mk_comm_t comm, struct mk_comm_info *out)
     i.nnodes = comm->topo.nnodes;
     i.local_rank = comm->topo.local;
     i.local_nranks = comm->topo.nlocal;
-    i.threads = comm->threads;
+    i.threads = comm->gpu ? mk_gpu_blocks(comm) : comm->threads;
     i.workspace = comm->settings.workspace;
     i.chunk = comm->rings.slot_bytes;
     strncpy(i.gemm, comm->gpu ? "GPU" : mk_gemm_cpu_name(), sizeof(i.gemm) - 1);

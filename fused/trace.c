@@ -2,6 +2,7 @@
  * Copyright mKernel authors */
 /* Timeline: each block writes its own events; they are flattened after the call. */
 #include "comm.h"
+#include "cuda/gpu.h"
 #include "mk/err.h"
 #include <stdlib.h>
 #include <string.h>
@@ -30,6 +31,8 @@ int mk_comm_trace(mk_comm_t comm, uint32_t events)
 {
     if (!comm || events > 1u << 24)
         return mk_fail_quiet(MK_ERR_INVALID, comm ? "more than 2^24 events a block" : "comm is NULL");
+    if (comm->gpu)
+        return mk_gpu_trace(comm, events);
     for (int i = 0; i < comm->threads; i++) {
         struct mk_trace_event *p = events ? realloc(comm->trace[i].events, events * sizeof(*p)) : NULL;
         if (events && !p)
@@ -72,6 +75,11 @@ uint32_t mk_comm_trace_events(mk_comm_t comm, const struct mk_trace_event **even
 {
     uint32_t n = 0;
     uint64_t lost = 0;
+    if (comm->gpu) {
+        n = mk_gpu_trace_events(comm, dropped);
+        *events = comm->trace_flat;
+        return n;
+    }
     for (int i = 0; i < comm->threads; i++) {
         n += comm->trace[i].count;
         lost += comm->trace[i].dropped;

@@ -11,6 +11,8 @@ MK_DEV void mk_tile_gemm(const struct mk_ar *ar, const struct mk_ar_block *blk);
 MK_DEV void mk_tile_op(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_op *op);
 #include "ops/gemm_ar_need_do.h"
 
+#include "cuda/gemm_ar_trace.cuh"
+
 #define MK_LOOK_MAX 8 /* warps that run the shared text, at most */
 struct mk_looks {
     struct mk_task task[MK_LOOK_MAX];
@@ -48,6 +50,7 @@ struct mk_block_words {
     int sent;                       /* the last block: 1 + the node whose completions it waits for */
     uint32_t idle;
     uint64_t entered_ns, told_ns;
+    struct mk_trace_words trace;
 };
 
 /* Positions of the launch, in shared memory where there are not too many. */
@@ -209,6 +212,7 @@ MK_DEV void mk_block_enter(const struct mk_ar *ar, struct mk_block_words *w)
         w->entered_ns = mk_now_ns();
         w->told_ns = 0;
         w->sent = 0;
+        mk_trace_enter(mk_gpu_of(ar), &w->trace);
         if (w->blk.ticket == 0)
             mk_st_rlx_sys_u64(&mk_gpu_of(ar)->words->begun, w->blk.epoch);
     }
@@ -219,9 +223,13 @@ MK_DEV void mk_block_enter(const struct mk_ar *ar, struct mk_block_words *w)
 MK_DEV int mk_block_next(const struct mk_ar *ar, struct mk_block_words *w)
 {
     mk_block_sync(); /* the last answer was read by all */
+    if (mk_lane() == 0)
+        mk_trace_end(&w->trace, &w->blk);
     if (!w->blk.prefers_comm && !w->untiled) {
-        if (mk_lane() == 0)
+        if (mk_lane() == 0) {
             w->next = mk_ar_next_tile(ar, &w->blk);
+            mk_trace_begin(&w->trace, w->next);
+        }
         mk_block_sync();
         const int next = w->next;
         if (next != MK_NEXT_IDLE)
@@ -235,6 +243,7 @@ MK_DEV int mk_block_next(const struct mk_ar *ar, struct mk_block_words *w)
     const int comm = mk_wide_try_comm(ar, w);
     if (mk_lane() == 0) {
         w->next = w->aborted ? MK_NEXT_LEAVE : mk_ar_next_after(ar, &w->blk, comm);
+        mk_trace_begin(&w->trace, w->next);
         if (w->next == MK_NEXT_IDLE && !w->lost)
             mk_idle(ar, w);
     }
@@ -246,6 +255,7 @@ MK_DEV void mk_block_leave(const struct mk_ar *ar, struct mk_block_words *w)
 {
     mk_block_sync();
     if (mk_lane() == 0) {
+        mk_trace_leave(mk_gpu_of(ar), &w->trace);
         w->last = mk_ar_leave(ar, &w->blk);
         MK_ROLLED
         for (int32_t e = 0; w->last && e < ar->rings.topo.nnodes; e++)

@@ -220,6 +220,24 @@ static bool wait_for(struct mk_gpu *g, double ns)
     return err != MK_CU_NOT_READY;
 }
 
+int mk_gpu_blocks(const struct mk_comm *comm)
+{
+    const int64_t n = comm->settings.blocks;
+    return n > 0 && n < comm->gpu->sms ? (int)n : comm->gpu->sms;
+}
+
+void mk_gpu_settle(struct mk_comm *comm)
+{
+    wait_for(comm->gpu, comm->settings.timeout * 1e9);
+}
+
+int mk_gpu_poke(struct mk_comm *comm, size_t at, const void *value, size_t bytes)
+{
+    const struct mk_gpu *g = comm->gpu;
+    const int err = g->cu->copy_to_device(g->private_memory + AT_DEVICE + at, value, bytes);
+    return err ? mk_cuda_fail(err, "words of a communicator") : 0;
+}
+
 void mk_gpu_drain(struct mk_comm *comm)
 {
     struct mk_gpu *g = comm->gpu;
@@ -269,6 +287,8 @@ void mk_gpu_destroy(struct mk_comm *comm)
         g->cu->event_destroy(g->order);
     if (g->private_memory)
         g->cu->mem_free(g->private_memory);
+    if (g->trace)
+        g->cu->mem_free(g->trace);
     if (g->memory)
         mk_gpu_leave_memory(comm);
     mk_gpu_sweep(g->cu, g->ctx);

@@ -9,7 +9,7 @@
  *   words         pinned host; abort and reports (words.h)
  *   comm->memory  shared host memory, pinned where there are other nodes: what the NIC sees
  *
- * gpu.c: the memories; watch.c: the thread; left.c: memory that peers still have mapped; gemm_ar.c: launches. */
+ * gpu.c: the memories; watch.c: the thread; left.c: memory that peers still have mapped; trace.c: timeline; gemm_ar.c: launches. */
 #pragma once
 #include "cuda/words.h"
 #include "mk/cuda.h"
@@ -40,6 +40,8 @@ struct mk_gpu {
     uint32_t stop;             /* __atomic */
     void *last_stream, *order; /* event after the last launch; orders launches on different streams */
     bool launched;
+    mk_cu_ptr trace; /* timeline: counts of the blocks, then their events; 0: off */
+    uint32_t trace_room;
 };
 
 /* What a local peer needs to reach the memory. */
@@ -74,6 +76,17 @@ void mk_gpu_bind(struct mk_comm *comm, struct mk_ar *ar);
 /* watch.c: starts and ends the watching thread. */
 int mk_gpu_watch(struct mk_comm *comm);
 void mk_gpu_unwatch(struct mk_gpu *g);
+
+/* Blocks of a fused kernel. */
+int mk_gpu_blocks(const struct mk_comm *comm);
+/* Waits until the last launch is over. */
+void mk_gpu_settle(struct mk_comm *comm);
+/* A part of struct mk_gpu_device. */
+int mk_gpu_poke(struct mk_comm *comm, size_t at, const void *value, size_t bytes);
+
+/* trace.c: as mk_comm_trace and mk_comm_trace_events. */
+int mk_gpu_trace(struct mk_comm *comm, uint32_t events);
+uint32_t mk_gpu_trace_events(struct mk_comm *comm, uint64_t *dropped);
 
 /* left.c: frees `memory` if no local rank has it mapped any more; else it is kept for a later sweep. */
 void mk_gpu_leave_memory(struct mk_comm *comm);

@@ -44,10 +44,20 @@ struct mk_gpu_words {
     uint64_t left[MK_PEER_WORDS];
 };
 
+/* Timeline: what a block did. Times of the GPU's clock. */
+struct mk_gpu_event {
+    uint64_t begin_ns, end_ns;
+    uint32_t kind; /* enum mk_ar_kind; MK_AR_KINDS: nothing */
+    uint32_t index;
+};
+
 /* In device memory: what the tile side needs beyond struct mk_ar (mk_ar.host). */
 struct mk_gpu_device {
     struct mk_gpu_words *words;
-    uint64_t peer_timeout_ns; /* 0: none */
-    uint64_t report_claim;    /* 0, 1: a block reports its failure */
-    uint64_t abort;           /* mk_ar.abort_word: not 0: all blocks leave (release, acquire, sys) */
+    uint64_t peer_timeout_ns;   /* 0: none */
+    uint64_t report_claim;      /* 0, 1: a block reports its failure */
+    uint64_t abort;             /* mk_ar.abort_word: not 0: all blocks leave (release, acquire, sys) */
+    struct mk_gpu_event *trace; /* [block][trace_room]; NULL: no timeline */
+    uint32_t *traced;           /* [block]: events of the last launch, also those without room */
+    uint32_t trace_room, pad;
 };

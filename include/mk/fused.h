@@ -16,7 +16,8 @@ int mk_gemm_allreduce_part(mk_comm_t comm, enum mk_part part, mk_layout_t layout
                            int64_t k, mk_dtype_t dtype, const void *a, int64_t lda, const void *b,
                            int64_t ldb, void *c, int64_t ldc, const mk_epilogue_t *epilogue, void *stream);
 
-/* One line of a timeline: a block did a task of a role. Times in ns of mk_time_ns(). */
+/* One line of a timeline: a block did a task of a role. Times in ns of mk_time_ns(), on a GPU of its own clock; there the
+ * tiles of a block in a row are one event, whose index is the last one. */
 enum mk_role {
     MK_ROLE_COMPUTE = 0,
     MK_ROLE_INTRA = 1,
