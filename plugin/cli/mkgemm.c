@@ -33,6 +33,9 @@ static const char help[] =
     "  --layout tn|nn|nt   tn (default): A[M,K], B[N,K]   nn: A[M,K], B[K,N]   nt: A[K,M], B[K,N]\n"
     "  --dtype fp32|bf16   rounds the inputs first; default bf16 if both files are bf16, else fp32\n"
     "  --verify            holds C against a float64 product of the rounded inputs\n"
+    "  --device auto|cpu|gpu  auto (default): a GPU, if there is one and the dtype is bf16; ranks that share "
+    "one need\n"
+    "                      mkrun --gpus-shared\n"
     "  --repeat N          measures N times (default 9); 0: only multiplies\n"
     "  --timeline FILE     who did what when: FILE.svg is a picture, FILE.json opens in ui.perfetto.dev\n"
     "  --json FILE         all figures, in seconds\n"
@@ -98,6 +101,14 @@ static int parse_layout(struct mkgemm_options *o, const char *text)
     return mk_cli_usage("--layout %s is not tn, nn or nt", text);
 }
 
+static int parse_device(struct mkgemm_options *o, const char *text)
+{
+    if (strcmp(text, "auto") && strcmp(text, "cpu") && strcmp(text, "gpu"))
+        return mk_cli_usage("--device %s is not auto, cpu or gpu", text);
+    o->device = text;
+    return 0;
+}
+
 static int parse_dtype(struct mkgemm_options *o, const char *text)
 {
     o->dtype = !strcmp(text, "fp32") ? (int)MK_FLOAT32 : !strcmp(text, "bf16") ? (int)MK_BFLOAT16 : -1;
@@ -126,6 +137,8 @@ static int take_option(struct mkgemm_options *o, int c, char *const *argv)
         return parse_layout(o, optarg);
     case 'd':
         return parse_dtype(o, optarg);
+    case 'g':
+        return parse_device(o, optarg);
     case 'v':
         o->verify = true;
         return 0;
@@ -178,9 +191,10 @@ static int parse(struct mkgemm_options *o, int argc, char **argv)
         {"layout", 1, NULL, 'l'},  {"dtype", 1, NULL, 'd'},    {"verify", 0, NULL, 'v'},
         {"repeat", 1, NULL, 'r'},  {"timeline", 1, NULL, 't'}, {"json", 1, NULL, 'j'},
         {"make", 1, NULL, 'm'},    {"seed", 1, NULL, 's'},     {"help", 0, NULL, 'h'},
-        {"version", 0, NULL, 'V'}, {NULL, 0, NULL, 0}};
+        {"version", 0, NULL, 'V'}, {"device", 1, NULL, 'g'},   {NULL, 0, NULL, 0}};
     int c;
-    *o = (struct mkgemm_options){.layout_name = "tn", .layout = MK_TN, .dtype = -1, .repeat = 9};
+    *o = (struct mkgemm_options){
+        .layout_name = "tn", .layout = MK_TN, .dtype = -1, .repeat = 9, .device = "auto"};
     opterr = 0;
     while ((c = getopt_long(argc, argv, ":", options, NULL)) != -1) {
         const int ret = take_option(o, c, argv);
@@ -247,7 +261,7 @@ static int together(struct mkgemm *g, int status, const char *text)
     int ret = mkgemm_agree(g, status, text);
     if (ret)
         return ret;
-    status = mkgemm_load_slices(g) ? MK_EXIT_FAILED : 0;
+    status = mkgemm_load_slices(g) || mkgemm_gpu_load(g) ? MK_EXIT_FAILED : 0;
     ret = mkgemm_agree(g, status, status ? mk_last_error() : "");
     if (!ret)
         ret = mkgemm_product(g);
@@ -262,13 +276,34 @@ static int together(struct mkgemm *g, int status, const char *text)
     return ret;
 }
 
+/* Ranks that share a GPU without leave, or of which some have none, learn it together and, if they may, compute on
+ * the CPU together. */
+static bool is_about_gpus(int code)
+{
+    return (code == MK_ERR_UNSUPPORTED && strstr(mk_last_error(), "on one GPU")) ||
+           (code == MK_ERR_MISMATCH && strstr(mk_last_error(), "CUDA context"));
+}
+
+static int make_comm(struct mkgemm *g)
+{
+    const int code = mk_comm_init_env(&g->comm, NULL);
+    if (!is_about_gpus(code) || strcmp(g->o.device, "auto"))
+        return code;
+    if (!g->rank)
+        mk_cli_say("on the CPU: %s", mk_last_error());
+    mkgemm_gpu_drop(g);
+    return mk_comm_init_env(&g->comm, NULL);
+}
+
 static int job(struct mkgemm *g)
 {
     char text[400] = "";
-    const int status = look_at_files(g);
+    int status = look_at_files(g);
+    if (!status && mkgemm_gpu_open(g))
+        status = MK_EXIT_FAILED;
     if (status)
         snprintf(text, sizeof(text), "%s", mk_last_error());
-    const int code = mk_comm_init_env(&g->comm, NULL);
+    const int code = make_comm(g);
     if (code) {
         /* What is wrong with the settings is wrong on all ranks; what happened to the network is each rank's own. */
         if (code != MK_ERR_INVALID || !g->rank)
@@ -286,6 +321,7 @@ static int job(struct mkgemm *g)
     mkgemm_progress(g, NULL);
     mk_comm_destroy(g->comm);
     g->comm = NULL;
+    mkgemm_gpu_close(g);
     if (ret)
         return ret;
     if (g->rank)

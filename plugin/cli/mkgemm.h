@@ -9,7 +9,7 @@
 #include "timeline.h"
 
 struct mkgemm_options {
-    const char *a, *b, *out, *timeline, *json, *layout_name;
+    const char *a, *b, *out, *timeline, *json, *layout_name, *device;
     mk_layout_t layout;
     int dtype; /* -1: from the files */
     bool verify, make;
@@ -22,6 +22,8 @@ struct mkgemm_figure {
     double median, min, max;
 };
 enum { T_COMPUTE, T_COMM, T_SEQUENTIAL, T_FUSED, T_COUNT };
+
+struct mkgemm_gpu;
 
 struct mkgemm {
     struct mkgemm_options o;
@@ -41,6 +43,7 @@ struct mkgemm {
     struct mkgemm_figure t[T_COUNT];
     double bound;                   /* max(T_compute, T_comm) */
     double rel_error;               /* NaN: not verified */
+    struct mkgemm_gpu *gpu;         /* NULL: computes on the CPU */
     struct mk_timeline_rank *lines; /* rank 0: the timeline of all ranks; events are allocated */
 };
 
@@ -83,6 +86,22 @@ int mkgemm_agree(struct mkgemm *g, int status, const char *text);
 int mkgemm_product(struct mkgemm *g);
 int mkgemm_measure(struct mkgemm *g);
 int mkgemm_trace(struct mkgemm *g);
+
+/* mkgemm_gpu.c: 0 or MK_ERR_*, the sentence in mk_last_error(). */
+/* --device auto: a GPU, if this machine has one that can do it; gpu: an error if not. Its context becomes current. */
+int mkgemm_gpu_open(struct mkgemm *g);
+/* Back to the CPU. */
+void mkgemm_gpu_drop(struct mkgemm *g);
+/* The slices, C and the scratch; nothing without a GPU. */
+int mkgemm_gpu_load(struct mkgemm *g);
+const void *mkgemm_gpu_a(const struct mkgemm *g);
+const void *mkgemm_gpu_b(const struct mkgemm *g);
+void *mkgemm_gpu_c(const struct mkgemm *g, const void *c); /* of C or the scratch in host memory: its twin */
+void *mkgemm_gpu_stream(const struct mkgemm *g);
+int mkgemm_gpu_wait(const struct mkgemm *g);
+/* C or the scratch to host memory; nothing without a GPU. */
+int mkgemm_gpu_fetch(const struct mkgemm *g, void *c);
+void mkgemm_gpu_close(struct mkgemm *g);
 
 /* mkgemm_report.c, on rank 0 only, without the communicator. */
 int mkgemm_report(struct mkgemm *g);

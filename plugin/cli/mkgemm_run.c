@@ -84,6 +84,13 @@ static int call(const struct mkgemm *g, enum mk_part part, void *c)
 {
     const bool at = mkgemm_a_k_is_row(g), bt = mkgemm_b_k_is_row(g);
     const int64_t lda = at ? g->m : g->kn, ldb = bt ? g->n : g->kn;
+    if (g->gpu) {
+        const int ret =
+            mk_gemm_allreduce_part(g->comm, part, g->o.layout, g->m, g->n, g->kn, g->dtype, mkgemm_gpu_a(g),
+                                   lda > 0 ? lda : 1, mkgemm_gpu_b(g), ldb > 0 ? ldb : 1, mkgemm_gpu_c(g, c),
+                                   g->n > 0 ? g->n : 1, NULL, mkgemm_gpu_stream(g));
+        return ret ? ret : mkgemm_gpu_wait(g);
+    }
     return mk_gemm_allreduce_part(g->comm, part, g->o.layout, g->m, g->n, g->kn, g->dtype, g->slice_a,
                                   lda > 0 ? lda : 1, g->slice_b, ldb > 0 ? ldb : 1, c, g->n > 0 ? g->n : 1,
                                   NULL, NULL);
@@ -92,7 +99,7 @@ static int call(const struct mkgemm *g, enum mk_part part, void *c)
 int mkgemm_product(struct mkgemm *g)
 {
     mkgemm_progress(g, "multiplying %lld x %lld x %lld", (long long)g->m, (long long)g->n, (long long)g->k);
-    if (mk_comm_barrier(g->comm) || call(g, MK_PART_FUSED, g->c))
+    if (mk_comm_barrier(g->comm) || call(g, MK_PART_FUSED, g->c) || mkgemm_gpu_fetch(g, g->c))
         return call_failed();
     g->hash = hash_matrix(g, g->c);
     g->same_bits = true;
@@ -128,6 +135,8 @@ static int repeat_once(struct mkgemm *g, double t[T_COUNT])
     if (call(g, MK_PART_FUSED, g->scratch))
         return -1;
     t[T_FUSED] = seconds_since(t0);
+    if (mkgemm_gpu_fetch(g, g->scratch))
+        return -1;
     g->same_bits &= hash_matrix(g, g->scratch) == g->hash;
     return 0;
 }

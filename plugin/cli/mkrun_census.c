@@ -3,7 +3,9 @@
 /* mkrun --gpus-shared: the residency census. Kernels that wait for each other must all be on the GPU at once, and MPS
  * gives nobody SMs of his own: so before the ranks start, one process a rank, with the rank's environment, puts as many
  * blocks as the rank's kernel will have on its GPU, each with all of an SM's shared memory, and all stay until they are
- * counted here. What does not fit is refused.
+ * counted here. Where a rank has less than half of its blocks, it is refused; where some do not come, it is told:
+ * the shares of MPS are limits, which may overlap (two halves of an H200: 126 of 132 blocks), and our kernels finish
+ * with fewer.
  *
  * Blocks of a rank: MK_BLOCKS if it is set; else as many SMs as its share shows, at most the GPU's SMs / its ranks (the
  * shares of MPS are rounded up). They are given to the ranks as MK_BLOCKS. Which GPU a rank takes is its program's
@@ -28,7 +30,7 @@
 #define RANKS 64 /* on one machine, sharing GPUs */
 #define BLOCKS 256
 #define START_MS 30000
-#define COUNT_MS 3000 /* from the last launch on */
+#define COUNT_MS 500 /* from the last launch on */
 #define CENSUS_ATTR_SMEM 97
 #define SMEM_PER_BLOCK 1024 /* the driver's own */
 #define THREADS 384
@@ -164,53 +166,65 @@ static pid_t start(const struct mkrun *r, struct census *c, int rank)
     _exit(1);
 }
 
-/* Blocks that are resident, of *all, once every process has launched; -1: one cannot, *failed is its rank. */
-static int count(const struct mkrun *r, const struct census *c, int *all, int *failed)
+struct counted {
+    int here[RANKS]; /* blocks that are resident */
+    int all, total;  /* sums over ranks: resident, wanted (0: not all have launched) */
+    int failed;      /* rank that cannot; -1: none */
+};
+
+static void count(const struct mkrun *r, const struct census *c, struct counted *n)
 {
-    int here = 0, launched = 0;
-    *all = 0;
+    int launched = 0;
+    memset(n, 0, sizeof(*n));
+    n->failed = -1;
     for (int rank = 0; rank < r->nranks; rank++) {
         const int state = __atomic_load_n(&c->rank[rank].launched, __ATOMIC_ACQUIRE);
-        if (state < 0) {
-            *failed = rank;
-            return -1;
-        }
-        launched += state;
-        for (int b = 0; state && b < c->rank[rank].blocks; b++)
-            here += __atomic_load_n(&c->sm[rank][b], __ATOMIC_RELAXED) != 0;
-        *all += c->rank[rank].blocks;
+        if (state < 0)
+            n->failed = rank;
+        launched += state > 0;
+        for (int b = 0; state > 0 && b < c->rank[rank].blocks; b++)
+            n->here[rank] += __atomic_load_n(&c->sm[rank][b], __ATOMIC_RELAXED) != 0;
+        n->all += n->here[rank];
+        n->total += state > 0 ? c->rank[rank].blocks : 0;
     }
     if (launched < r->nranks)
-        *all = 0;
-    return here;
+        n->total = 0;
 }
 
-static int judge(struct mkrun *r, const struct census *c, int here, int all, int failed)
+static int judge(struct mkrun *r, const struct census *c, const struct counted *n)
 {
-    if (here < 0) {
-        mk_cli_say("--gpus-shared: the census of rank %d failed: %s", failed, c->rank[failed].text);
+    if (n->failed >= 0) {
+        mk_cli_say("--gpus-shared: the census of rank %d failed: %s", n->failed, c->rank[n->failed].text);
         return MK_EXIT_FAILED;
     }
-    if (!all) {
+    if (!n->total) {
         mk_cli_say("--gpus-shared: the census did not start within %d s", START_MS / 1000);
         return MK_EXIT_FAILED;
     }
-    if (here < all) {
-        mk_cli_say(
-            "--gpus-shared: the kernels of %d ranks do not fit on the GPU%s together: %d of %d blocks were "
-            "resident at once (MK_BLOCKS or fewer ranks would help)",
-            r->nranks, c->gpus > 1 ? "s" : "", here, all);
-        return MK_EXIT_FAILED;
+    for (int rank = 0; rank < r->nranks; rank++) {
+        const int blocks = c->rank[rank].blocks;
+        if (2 * n->here[rank] < blocks) {
+            mk_cli_say("--gpus-shared: the kernels of %d ranks do not fit on the GPU%s together: of the %d "
+                       "blocks of "
+                       "rank %d, %d were resident (a smaller MK_BLOCKS, or fewer ranks)",
+                       r->nranks, c->gpus > 1 ? "s" : "", blocks, rank, n->here[rank]);
+            return MK_EXIT_FAILED;
+        }
+        r->ranks[rank].blocks = blocks;
     }
-    for (int rank = 0; rank < r->nranks; rank++)
-        r->ranks[rank].blocks = c->rank[rank].blocks;
+    if (n->all < n->total && !r->quiet)
+        mk_cli_say("--gpus-shared: %d of the ranks' %d blocks were resident at once; the others wait for "
+                   "these to leave",
+                   n->all, n->total);
     return 0;
 }
 
 int mkrun_census(struct mkrun *r)
 {
     pid_t pid[RANKS + 1];
-    int here = 0, all = 0, failed = 0, waited = 0, counting = 0;
+    struct counted n;
+    int waited = 0, counting = 0;
+    memset(&n, 0, sizeof(n));
     if (r->nranks > RANKS) {
         mk_cli_say("--gpus-shared: %d ranks are more than %d", r->nranks, RANKS);
         return MK_EXIT_USAGE;
@@ -223,14 +237,14 @@ int mkrun_census(struct mkrun *r)
     for (int i = 0; i <= r->nranks; i++)
         pid[i] = start(r, c, i - 1);
     while (waited < START_MS && counting < COUNT_MS) {
-        here = count(r, c, &all, &failed);
-        if (here < 0 || (all && here == all))
+        count(r, c, &n);
+        if (n.failed >= 0 || (n.total && n.all == n.total))
             break;
         poll(NULL, 0, 1);
         waited++;
-        counting += all > 0;
+        counting += n.total > 0;
     }
-    const int ret = judge(r, c, here, all, failed);
+    const int ret = judge(r, c, &n);
     __atomic_store_n(&c->go, 1, __ATOMIC_RELEASE);
     for (int i = 0; i <= r->nranks; i++) {
         for (int ms = 0; pid[i] > 0 && !waitpid(pid[i], NULL, WNOHANG); ms++) {

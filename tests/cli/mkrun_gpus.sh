@@ -107,9 +107,12 @@ test_census() {
     [ "$(grep -c 'blocks 44$' out)" = 6 ] || fail "not 44 blocks each: $(cat out)"
     MK_BLOCKS=20 run --gpus-shared --nodes 2 -- sh -c "$rank; echo \"blocks \$MK_BLOCKS\""
     [ "$(grep -c 'blocks 20$' out)" = 2 ] || fail "the user's blocks were changed: $(cat out)"
-    FAKE_RESIDENT=19 MK_BLOCKS=20 run --gpus-shared --nodes 2 -- touch ran
+    FAKE_RESIDENT=19 MK_BLOCKS=20 run --gpus-shared --nodes 2 -- sh -c "$rank"
+    want_rc 0
+    want_in err '38 of the ranks. 40 blocks were resident at once'
+    FAKE_RESIDENT=9 MK_BLOCKS=20 run --gpus-shared --nodes 2 -- touch ran
     want_rc 1
-    want_in err 'do not fit on the GPUs together: 38 of 40 blocks'
+    want_in err 'do not fit on the GPUs together: of the 20 blocks of rank 0, 9 were resident'
     [ ! -e ran ] || fail "the program ran"
     FAKE_LAUNCH_ERROR=2 run --gpus-shared --nodes 2 -- touch ran
     want_rc 1
