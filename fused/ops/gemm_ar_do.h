@@ -83,6 +83,9 @@ MK_DEV void mk_ar_release_one(const struct mk_ar *ar, const struct mk_ar_block *
 #if MK_MUTATE == 3
     if (consumed % 97 == 0)
         return;
+#elif MK_MUTATE == 7
+    if (consumed >= 1000)
+        return;
 #endif
     const uint64_t credit = consumed + r->slots[cls];
     if (mk_class_is_local(cls)) {
@@ -165,8 +168,10 @@ MK_DEV void mk_ar_header_in(const struct mk_ar *ar, const struct mk_ar_block *bl
 /* The whole tile is in C, stored by this block. */
 MK_DEV void mk_ar_publish_tile(const struct mk_ar *ar, const struct mk_ar_block *blk, uint32_t tile)
 {
+#if MK_MUTATE != 6
     mk_fence_async();
     mk_block_sync();
+#endif
     if (mk_lane() == 0)
         mk_count_add(&ar->tile_flag[tile], blk->tag, ar->tile_parts);
 }
@@ -242,7 +247,7 @@ MK_DEV void mk_ar_post_chunk(const struct mk_ar *ar, const struct mk_ar_block *b
 {
     const struct mk_task *t = &blk->task;
     mk_posting();
-    if (t->kind == MK_AR_PUSH)
+    if (t->kind == MK_AR_PUSH && MK_MUTATE != 5)
         mk_ar_post_local(ar, MK_CLASS_PARTIAL, t->peer, p);
     if (op->to_peers)
         mk_ar_post_bcast(ar, t->owned);
@@ -263,6 +268,10 @@ MK_DEV void mk_ar_do_chunk(const struct mk_ar *ar, const struct mk_ar_block *blk
 {
     struct mk_op op;
     const uint64_t p = mk_ar_op(ar, &blk->task, &op);
+#if MK_MUTATE == 5
+    if (mk_lane() == 0 && blk->task.kind == MK_AR_PUSH)
+        mk_ar_post_local(ar, MK_CLASS_PARTIAL, blk->task.peer, p);
+#endif
     mk_tile_op(ar, blk, &op);
     mk_fence_async();
     mk_block_sync(); /* the block's reads and writes are over */
