@@ -94,9 +94,10 @@ static void subtitle_of(const struct mkgemm *g, char text[320])
     if (i->nnodes > 1)
         snprintf(net, sizeof(net), ", %s%s%s between nodes (%s)", i->transport, *i->provider ? " / " : "",
                  i->provider, i->adapter);
-    snprintf(text, 320, "%d node%s x %d rank%s, %d thread%s each, K %lld a rank%s, multiply by %s", i->nnodes,
+    snprintf(text, 320, "%d node%s x %d rank%s, %d %s%s each, K %lld a rank%s, multiply by %s", i->nnodes,
              i->nnodes > 1 ? "s" : "", i->local_nranks, i->local_nranks > 1 ? "s" : "", i->threads,
-             i->threads > 1 ? "s" : "", (long long)(g->k / g->nranks), net, i->gemm);
+             strcmp(i->gemm, "GPU") ? "thread" : "block", i->threads > 1 ? "s" : "",
+             (long long)(g->k / g->nranks), net, i->gemm);
 }
 
 static int write_timeline(const struct mkgemm *g)

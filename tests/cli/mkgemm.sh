@@ -132,6 +132,10 @@ test_make() {
 
 test_usage() {
     make 4,4,4
+    run --a A.npy --b B.npy --out C.npy --dtype fp32 --device gpu
+    want_rc 1
+    want_in err '--device gpu: there is no fp32 on the GPU'
+    [ ! -e C.npy ] || fail "C was written"
     try() {
         rc=0
         run "$@"
@@ -144,6 +148,7 @@ test_usage() {
     try --a A.npy --b B.npy --out C.npy extra;          want_in err 'extra is one argument too many'
     try --a A.npy --b B.npy --out C.npy --layout tt;    want_in err '--layout tt is not'
     try --a A.npy --b B.npy --out C.npy --dtype fp64;   want_in err '--dtype fp64'
+    try --a A.npy --b B.npy --out C.npy --device tpu;   want_in err '--device tpu is not auto, cpu or gpu'
     try --a A.npy --b B.npy --out C.npy --repeat -1;    want_in err '--repeat -1'
     try --a A.npy --b B.npy --out;                      want_in err '--out needs a value'
     try --a A.npy --b B.npy --out C.npy --wrong;        want_in err '--wrong is not an option'
