@@ -228,7 +228,8 @@ int mk_gpu_blocks(const struct mk_comm *comm)
 
 void mk_gpu_settle(struct mk_comm *comm)
 {
-    wait_for(comm->gpu, comm->settings.timeout * 1e9);
+    if (wait_for(comm->gpu, comm->settings.timeout * 1e9))
+        comm->gpu->cu->ctx_sync(); /* replays of graphs have no event of ours */
 }
 
 int mk_gpu_poke(struct mk_comm *comm, size_t at, const void *value, size_t bytes)

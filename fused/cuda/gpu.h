@@ -79,7 +79,7 @@ void mk_gpu_unwatch(struct mk_gpu *g);
 
 /* Blocks of a fused kernel. */
 int mk_gpu_blocks(const struct mk_comm *comm);
-/* Waits until the last launch is over. */
+/* Waits until all launches are over. */
 void mk_gpu_settle(struct mk_comm *comm);
 /* A part of struct mk_gpu_device. */
 int mk_gpu_poke(struct mk_comm *comm, size_t at, const void *value, size_t bytes);
