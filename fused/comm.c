@@ -264,6 +264,8 @@ static int setup_local(struct mk_comm *comm)
 {
     const bool host_staging = !comm->wants_gpu || comm->topo.nnodes > 1;
     int ret = mk_rings_build(&comm->topo, comm->settings.workspace, comm->settings.chunk, &comm->rings);
+    if (!ret && comm->wants_gpu)
+        mk_rings_add_ll(&comm->rings, comm->settings.workspace);
     if (!ret)
         ret = reserve_workspace(comm);
     if (!ret)

@@ -104,6 +104,8 @@ int mk_topology_build(const struct mk_place *places, int nranks, int rank, struc
                       int *rank_at);
 
 /* rings.c: pure layout. UNSUPPORTED if a slot would be below 16 KiB. */
+/* The region of the latency path, on a GPU, where there is one node. */
+void mk_rings_add_ll(struct mk_rings *r, size_t workspace);
 int mk_rings_build(const struct mk_topo *topo, size_t workspace, size_t chunk, struct mk_rings *out);
 /* First position of a class's rings when counters start at `start`. */
 uint64_t mk_rings_start(const struct mk_rings *r, int cls, uint64_t start);

@@ -174,6 +174,7 @@ static uint64_t signature(const struct mk_ar *ar, const struct mk_gemm_call *c)
     h = mix(h, (uint64_t)ar->dtype);
     h = mix(h, (uint64_t)ar->wire_fp32);
     h = mix(h, (uint64_t)ar->act);
+    h = mix(h, (uint64_t)ar->latency);
     h = mix(h, ar->bias != NULL);
     h = mix(h, (uint64_t)ar->grid.chunk_m);
     return mix(h, (uint64_t)ar->grid.chunk_n);
@@ -198,6 +199,7 @@ int mk_plan_build(const struct mk_rings *rings, bool wire_fp32, bool gpu, const 
     ar->wire_fp32 = wire_fp32;
     ar->skip_compute = c->part == MK_PART_COMM;
     ar->skip_comm = c->part == MK_PART_COMPUTE;
+    ar->latency = gpu && mk_ll_fits(rings, c->m, c->n);
     ar->grid.m = c->m;
     ar->grid.n = c->n;
     ar->grid.tile_m = gpu ? MK_GPU_TILE_M : MK_CPU_TILE_M;

@@ -2,6 +2,7 @@
  * Copyright mKernel authors */
 /* Layout of the fixed and the staging memory, and their values before the first use. */
 #include "comm.h"
+#include "sched/ll.h"
 #include "mk/err.h"
 #include <string.h>
 
@@ -113,6 +114,18 @@ int mk_rings_build(const struct mk_topo *topo, size_t workspace, size_t chunk, s
     return 0;
 }
 
+/* What the rings leave of the workspace, in two halves of a slot a local rank. */
+void mk_rings_add_ll(struct mk_rings *r, size_t workspace)
+{
+    const uint64_t most = 2ull << 20, slots = 2ull * (uint64_t)r->topo.nlocal;
+    const uint64_t left = workspace > r->staging_bytes ? (workspace - r->staging_bytes) / slots : 0;
+    if (r->topo.nnodes > 1 || r->topo.nlocal < 2 || r->topo.nlocal > MK_LL_MAX_RANKS)
+        return;
+    r->ll_slot = (left < most ? left : most) / 4096 * 4096;
+    r->ll_off = r->staging_bytes;
+    r->staging_bytes += r->ll_slot * slots;
+}
+
 uint64_t mk_rings_start(const struct mk_rings *r, int cls, uint64_t start)
 {
     /* A multiple of 16 laps: use counts, which travel as 4 bits, then start at 0. */
@@ -124,6 +137,7 @@ void mk_rings_init(const struct mk_rings *r, uint8_t *fixed, struct mk_ar_state 
 {
     memset(state, 0, sizeof(*state));
     state->epoch = start ? start : 1;
+    state->ll_pos = start;
     for (int cls = 0; cls < MK_CLASSES; cls++) {
         const uint32_t s = r->slots[cls];
         const uint64_t first = mk_rings_start(r, cls, start);

@@ -15,15 +15,17 @@ const char *mk_role_name(int role)
 
 const char *mk_trace_task_name(int task)
 {
-    static const char *const names[] = {"tile",      "push",       "node sum",   "reduce",    "result",
-                                        "broadcast", "header out", "header out", "header in", "header in"};
+    static const char *const names[] = {"tile",      "push",      "node sum",   "reduce",
+                                        "result",    "broadcast", "header out", "header out",
+                                        "header in", "header in", "sum"};
     return task >= 0 && task < MK_AR_KINDS ? names[task] : "?";
 }
 
 int mk_ar_role(int kind)
 {
-    static const int roles[] = {MK_ROLE_COMPUTE, MK_ROLE_INTRA, MK_ROLE_SEND, MK_ROLE_RECV,  MK_ROLE_RECV,
-                                MK_ROLE_INTRA,   MK_ROLE_INTRA, MK_ROLE_SEND, MK_ROLE_INTRA, MK_ROLE_RECV};
+    static const int roles[] = {MK_ROLE_COMPUTE, MK_ROLE_INTRA, MK_ROLE_SEND,  MK_ROLE_RECV,
+                                MK_ROLE_RECV,    MK_ROLE_INTRA, MK_ROLE_INTRA, MK_ROLE_SEND,
+                                MK_ROLE_INTRA,   MK_ROLE_RECV,  MK_ROLE_RECV};
     return roles[kind];
 }
 

@@ -9,13 +9,6 @@
 #include <string.h>
 
 /* Kernel parameters: the same words as the structs of tile/gemm_sm90.cuh, gemm_skinny_sm90.cuh, gemm_portable.cuh. */
-struct skinny_params {
-    struct mk_cu_map w, x;
-    void *c;
-    int64_t ldc;
-    const void *bias;
-    int32_t m, n, k, act, wide, stages, ahead, pad;
-};
 struct portable_params {
     const void *a, *b, *bias;
     void *c;
@@ -104,7 +97,7 @@ static struct kernel {
     char name[32];
     void *kernel;
     uint64_t prepared; /* one bit a device */
-} kernels[96];
+} kernels[128];
 static int nkernels;
 
 /* The kernel by name, loaded for the current device with its shared memory. Outside of any capture's rules: loading
@@ -116,7 +109,9 @@ static const uint8_t *image_of(enum mk_image image)
                                                      mk_kernels_gemm_ar_bf16,
                                                      mk_kernels_gemm_ar_fp16,
                                                      mk_kernels_gemm_ar_portable_bf16,
-                                                     mk_kernels_gemm_ar_portable_fp16};
+                                                     mk_kernels_gemm_ar_portable_fp16,
+                                                     mk_kernels_gemm_ar_ll_bf16,
+                                                     mk_kernels_gemm_ar_ll_fp16};
     return images[image];
 }
 
@@ -283,32 +278,45 @@ static int skinny_smem(const struct mk_gemm_choice *c, int *stages)
     return 1536 + received + *stages * stage;
 }
 
+int mk_gemm_cuda_skinny(const struct mk_cuda *cu, const struct mk_gemm_problem *p,
+                        const struct mk_gemm_choice *c, struct mk_skinny_params *out, int *smem)
+{
+    memset(out, 0, sizeof(*out));
+    int ret = p->layout == MK_TN ? make_map(cu, &out->w, p, p->b, p->n, p->k, p->ldb, 64, 64)
+                                 : make_map(cu, &out->w, p, p->b, p->k, p->n, p->ldb, 64, 64);
+    if (!ret)
+        ret = make_map(cu, &out->x, p, p->a, p->m, p->k, p->lda, (uint32_t)c->bn, 64);
+    if (ret)
+        return ret;
+    *smem = skinny_smem(c, &out->stages);
+    out->c = p->c;
+    out->ldc = p->ldc;
+    out->bias = p->bias;
+    out->m = (int32_t)p->m;
+    out->n = (int32_t)p->n;
+    out->k = (int32_t)p->k;
+    out->act = p->act;
+    out->wide = map_fits(p->c, p->ldc);
+    out->ahead = c->group;
+    return 0;
+}
+
+int mk_gemm_cuda_skinny_grid(const struct mk_gemm_problem *p, const struct mk_gemm_choice *c)
+{
+    return (int)up(p->n, 64) * c->splits;
+}
+
 static int launch_skinny(const struct mk_cuda *cu, const struct mk_gemm_problem *p,
                          const struct mk_gemm_choice *c, void *stream)
 {
-    struct skinny_params q;
+    struct mk_skinny_params q;
     char name[48];
-    int stages;
-    memset(&q, 0, sizeof(q));
-    int ret = p->layout == MK_TN ? make_map(cu, &q.w, p, p->b, p->n, p->k, p->ldb, 64, 64)
-                                 : make_map(cu, &q.w, p, p->b, p->k, p->n, p->ldb, 64, 64);
-    if (!ret)
-        ret = make_map(cu, &q.x, p, p->a, p->m, p->k, p->lda, (uint32_t)c->bn, 64);
+    int smem;
+    const int ret = mk_gemm_cuda_skinny(cu, p, c, &q, &smem);
     if (ret)
         return ret;
-    const int smem = skinny_smem(c, &stages);
-    q.c = p->c;
-    q.ldc = p->ldc;
-    q.bias = p->bias;
-    q.m = (int32_t)p->m;
-    q.n = (int32_t)p->n;
-    q.k = (int32_t)p->k;
-    q.act = p->act;
-    q.wide = map_fits(p->c, p->ldc);
-    q.stages = stages;
-    q.ahead = c->group;
     snprintf(name, sizeof(name), "skinny_%s_%s_%dx%d", layouts[p->layout], type_name(p), c->bn, c->splits);
-    return launch(cu, p, name, smem, (int)up(p->n, 64) * c->splits, 160, c->splits, true, &q, stream);
+    return launch(cu, p, name, smem, mk_gemm_cuda_skinny_grid(p, c), 160, c->splits, true, &q, stream);
 }
 
 static int launch_portable(const struct mk_cuda *cu, const struct mk_gemm_problem *p,

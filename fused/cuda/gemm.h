@@ -7,7 +7,8 @@
 
 /* The embedded fat binaries (made by nvcc from the .cu files of the same names; none.c without nvcc). */
 extern const uint8_t mk_kernels_gemm_bf16[], mk_kernels_gemm_fp16[], mk_kernels_gemm_ar_bf16[],
-    mk_kernels_gemm_ar_fp16[], mk_kernels_gemm_ar_portable_bf16[], mk_kernels_gemm_ar_portable_fp16[];
+    mk_kernels_gemm_ar_fp16[], mk_kernels_gemm_ar_portable_bf16[], mk_kernels_gemm_ar_portable_fp16[],
+    mk_kernels_gemm_ar_ll_bf16[], mk_kernels_gemm_ar_ll_fp16[];
 enum mk_image {
     MK_IMAGE_GEMM_BF16 = 0,
     MK_IMAGE_GEMM_FP16 = 1,
@@ -15,7 +16,9 @@ enum mk_image {
     MK_IMAGE_AR_FP16 = 3,
     MK_IMAGE_AR_PORTABLE_BF16 = 4,
     MK_IMAGE_AR_PORTABLE_FP16 = 5,
-    MK_IMAGES = 6
+    MK_IMAGE_AR_LL_BF16 = 6,
+    MK_IMAGE_AR_LL_FP16 = 7,
+    MK_IMAGES = 8
 };
 extern const bool mk_kernels_built;
 
@@ -61,6 +64,17 @@ struct mk_big_params {
 };
 int mk_gemm_cuda_maps(const struct mk_cuda *cu, const struct mk_gemm_problem *p, int bn, int cm,
                       struct mk_big_params *out);
+/* What the kernels for few rows get: the same words as struct mk_gemm_skinny; *smem: their shared memory. */
+struct mk_skinny_params {
+    struct mk_cu_map w, x;
+    void *c;
+    int64_t ldc;
+    const void *bias;
+    int32_t m, n, k, act, wide, stages, ahead, pad;
+};
+int mk_gemm_cuda_skinny(const struct mk_cuda *cu, const struct mk_gemm_problem *p,
+                        const struct mk_gemm_choice *c, struct mk_skinny_params *out, int *smem);
+int mk_gemm_cuda_skinny_grid(const struct mk_gemm_problem *p, const struct mk_gemm_choice *c);
 /* C in boxes of rows x cols (at most 256 each), in shared memory row by row. */
 int mk_gemm_cuda_boxes(const struct mk_cuda *cu, const struct mk_gemm_problem *p, int rows, int cols,
                        struct mk_cu_map *out);

@@ -18,6 +18,14 @@ struct hopper_params {
 _Static_assert(offsetof(struct hopper_params, chunk) == 512 && offsetof(struct hopper_params, ar) == 768,
                "as in gemm_ar_kernels.cuh");
 
+struct latency_params {
+    struct mk_skinny_params gemm;
+    _Alignas(128) struct mk_ar ar;
+};
+_Static_assert(offsetof(struct latency_params, ar) == 384, "as in gemm_ar_ll.cuh");
+
+static const char *const layouts[] = {"tn", "nn", "nt"};
+
 #define PATIENCE_NS 20000 /* about half of a tile of 128 x 256 x 4096 */
 
 #define BOX_BYTES 2048 /* tile/bulk_sm90.cuh */
@@ -52,7 +60,6 @@ static bool is_hopper(const struct mk_gpu *g)
 
 static int launch(struct mk_comm *comm, const struct mk_gemm_problem *p, struct mk_ar *ar, void *stream)
 {
-    static const char *const layouts[] = {"tn", "nn", "nt"};
     const struct mk_gpu *g = comm->gpu;
     const char *type = p->dtype == MK_FLOAT16 ? "fp16" : "bf16";
     const enum mk_image image = p->dtype == MK_FLOAT16 ? MK_IMAGE_AR_FP16 : MK_IMAGE_AR_BF16;
@@ -87,6 +94,42 @@ static int launch(struct mk_comm *comm, const struct mk_gemm_problem *p, struct 
     return mk_cuda_start(g->cu, plain, name, 0, ar->blocks, 256, 1, false, ar, stream);
 }
 
+/* Latency path. Its partials are mk_gemm's of the same kernel, without epilogue, bit by bit. */
+static int launch_latency(struct mk_comm *comm, const struct mk_gemm_problem *p, struct mk_ar *ar,
+                          void *stream)
+{
+    const struct mk_gpu *g = comm->gpu;
+    const bool f16 = p->dtype == MK_FLOAT16;
+    struct mk_gemm_choice choice;
+    char name[48];
+    mk_gemm_choose(p, is_hopper(g) && strcmp(comm->settings.gemm, "portable"), ar->blocks, 0, &choice);
+    if (choice.kind != MK_GEMM_SKINNY)
+        choice.kind = MK_GEMM_PORTABLE;
+    if (ar->skip_comm)
+        return mk_gemm_cuda_launch(p, &choice, stream);
+    ar->max_helpers = min_int((int)comm->settings.r, ar->blocks / 2 > 0 ? ar->blocks / 2 : 1);
+    if (choice.kind == MK_GEMM_SKINNY && !ar->skip_compute) {
+        struct latency_params q;
+        int smem;
+        memset(&q, 0, sizeof(q));
+        const int ret = mk_gemm_cuda_skinny(g->cu, p, &choice, &q.gemm, &smem);
+        if (ret)
+            return ret;
+        ar->blocks = mk_gemm_cuda_skinny_grid(p, &choice);
+        q.ar = *ar;
+        snprintf(name, sizeof(name), "gemm_ar_ll_%s_%s_%dx%d", layouts[p->layout], f16 ? "fp16" : "bf16",
+                 choice.bn, choice.splits);
+        return mk_cuda_start(g->cu, f16 ? MK_IMAGE_AR_LL_FP16 : MK_IMAGE_AR_LL_BF16, name, smem, ar->blocks,
+                             192, choice.splits, true, &q, stream);
+    }
+    ar->grid.tile_n = 128;
+    mk_grid_count(&ar->grid);
+    ar->blocks = min_int(ar->blocks, (int)mk_tiles(&ar->grid));
+    snprintf(name, sizeof(name), "gemm_ar_ll_portable_%s", f16 ? "fp16" : "bf16");
+    return mk_cuda_start(g->cu, f16 ? MK_IMAGE_AR_PORTABLE_FP16 : MK_IMAGE_AR_PORTABLE_BF16, name, 0,
+                         ar->blocks, 256, 1, false, ar, stream);
+}
+
 /* Launches of a communicator run one after the other, whatever their streams. Within a capture the graph's edges are
  * the caller's: calls on one communicator are captured on one stream. */
 static int order_before(struct mk_gpu *g, void *stream, bool *captured)
@@ -115,7 +158,7 @@ int mk_exec_gpu(struct mk_comm *comm, const struct mk_gemm_call *call, struct mk
     mk_gpu_bind(comm, ar);
     int ret = order_before(g, stream, &captured);
     if (!ret)
-        ret = launch(comm, &p, ar, stream);
+        ret = ar->latency ? launch_latency(comm, &p, ar, stream) : launch(comm, &p, ar, stream);
     if (ret)
         return comm->nranks == 1 ? ret
                                  : mk_comm_fail(comm, ret, true, "rank %d: %s", comm->rank, mk_last_error());

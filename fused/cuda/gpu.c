@@ -64,6 +64,14 @@ static int fill(struct mk_comm *comm)
     if (!err)
         err = g->cu->copy_to_device(g->memory, comm->memory.addr, r->fixed_bytes);
     free(zero);
+    const size_t ll = 2 * (size_t)r->topo.nlocal * r->ll_slot;
+    if (!err && ll) { /* no mark is 0 */
+        zero = calloc(1, ll);
+        if (!zero)
+            return mk_fail(MK_ERR_NOMEM, "FUSED", "no memory to clear the latency path's region");
+        err = g->cu->copy_to_device(g->memory + r->fixed_bytes + r->ll_off, zero, ll);
+        free(zero);
+    }
     return err ? mk_cuda_fail(err, "first state of a communicator") : 0;
 }
 

@@ -9,4 +9,6 @@ const uint8_t mk_kernels_gemm_ar_bf16[1] = {0};
 const uint8_t mk_kernels_gemm_ar_fp16[1] = {0};
 const uint8_t mk_kernels_gemm_ar_portable_bf16[1] = {0};
 const uint8_t mk_kernels_gemm_ar_portable_fp16[1] = {0};
+const uint8_t mk_kernels_gemm_ar_ll_bf16[1] = {0};
+const uint8_t mk_kernels_gemm_ar_ll_fp16[1] = {0};
 const bool mk_kernels_built = false;

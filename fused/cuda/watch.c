@@ -60,6 +60,7 @@ static void describe(const struct mk_comm *comm, const uint64_t *what, char *tex
                                         "room for a launch header",
                                         "",
                                         "",
+                                        "partial sums of the local ranks",
                                         "completion of what was sent"};
     const uint64_t kind = what[MK_WHAT_KIND] <= MK_WHAT_SENT ? what[MK_WHAT_KIND] : 0;
     const int rank = rank_of(comm, kind, what[MK_WHAT_PEER]);

@@ -27,7 +27,7 @@ enum mk_gpu_what {
     MK_WHAT_BLOCK = 6,
     MK_WHATS = 8
 };
-#define MK_WHAT_SENT 10 /* a kind: what was sent is not all at node MK_WHAT_PEER yet */
+#define MK_WHAT_SENT 11 /* a kind: what was sent is not all at node MK_WHAT_PEER yet */
 #define MK_PEER_WORDS 4 /* a bit for each of MK_MAX_PEERS */
 
 struct mk_gpu_words {

@@ -26,6 +26,7 @@
 #include "mk/dev/flag.h"
 #include "mk/dev/ring.h"
 #include "sched/chunk.h"
+#include "sched/ll.h"
 
 enum mk_ar_kind {
     MK_AR_TILE = 0,
@@ -38,7 +39,8 @@ enum mk_ar_kind {
     MK_AR_HDR_OUT_NODE = 7,
     MK_AR_HDR_IN_LOCAL = 8,
     MK_AR_HDR_IN_NODE = 9,
-    MK_AR_KINDS = 10
+    MK_AR_LATENCY = 10, /* the latency path's sum: no queue, ops/gemm_ar_ll.h */
+    MK_AR_KINDS = 11
 };
 
 /* State of a communicator on its device: read and written by the blocks of this rank only (gpu scope). */
@@ -53,6 +55,7 @@ struct mk_ar_state {
     uint64_t sum_ready[MK_RING_MAX_SLOTS];     /* D = 2: position + 1 of the node sum in this out slot */
     uint64_t sum_used[MK_RING_MAX_SLOTS];      /* D = 2: position + 1 that REDUCE has read from it */
     uint64_t tickets, helpers, left;           /* {tag, count} */
+    uint64_t ll_pos;                           /* of the next launch on the latency path, as pos_in */
     uint64_t progress_ns;                      /* when a task last finished (relaxed) */
     uint64_t forward;                          /* GPU: {ns of the last pass 63, a pass is under way 1} */
 };
@@ -71,6 +74,7 @@ struct mk_ar {
     int32_t wire_fp32;                   /* node sums travel as fp32 */
     int32_t skip_compute;                /* the tiles are there already (T_comm) */
     int32_t skip_comm;                   /* tiles alone (T_compute) */
+    int32_t latency;                     /* this launch takes the latency path */
     int32_t blocks, budget, max_helpers; /* B; blocks that prefer communication; R */
     uint64_t
         patience_ns;  /* a block that prefers communication takes a tile when nothing was ready for so long */
@@ -160,6 +164,8 @@ MK_DEV uint32_t mk_ar_items(const struct mk_ar *ar, int kind, int32_t peer)
         return t->nnodes > 2 ? mk_owned_by_node(t, mine, t->node) : mine;
     case MK_AR_RESULT:
         return t->nnodes > 2 ? mk_owned_by_node(t, mine, peer) : 0;
+    case MK_AR_LATENCY:
+        return 0;
     default:
         return 1; /* headers */
     }

@@ -126,6 +126,7 @@ MK_DEV void mk_ar_post_bcast(const struct mk_ar *ar, uint32_t i)
 
 /* ---- headers ---- */
 
+/* One lane. */
 MK_DEV void mk_ar_header_out(const struct mk_ar *ar, const struct mk_ar_block *blk, int cls, int32_t peer)
 {
     const uint64_t p = mk_ar_pos_out(ar, cls, peer, 0);
@@ -133,8 +134,6 @@ MK_DEV void mk_ar_header_out(const struct mk_ar *ar, const struct mk_ar_block *b
         cls == MK_CLASS_HEADER_LOCAL
             ? (uint64_t *)(ar->peer_fixed[peer] + mk_in_slot(&ar->rings, cls, peer, ar->rings.topo.local, p))
             : (uint64_t *)(ar->net_fixed + mk_out_slot(&ar->rings, cls, peer, p));
-    if (mk_lane() != 0)
-        return;
     mk_st_rlx_sys_u64(&h[0], blk->epoch);
     mk_st_rlx_sys_u64(&h[1], ar->signature);
     mk_posting();
@@ -144,14 +143,12 @@ MK_DEV void mk_ar_header_out(const struct mk_ar *ar, const struct mk_ar_block *b
         mk_ar_send(ar, blk, cls, peer, p, MK_HEADER_BYTES, 0);
 }
 
-/* Equal epoch and signature: the peer may be used in this launch. Else nothing of it is, on any rank. */
+/* One lane. Equal epoch and signature: the peer may be used in this launch. Else nothing of it is, on any rank. */
 MK_DEV void mk_ar_header_in(const struct mk_ar *ar, const struct mk_ar_block *blk, int cls, int32_t peer)
 {
     const uint64_t p = mk_ar_pos_in(ar, cls, peer, 0);
     const struct mk_topo *t = &ar->rings.topo;
     const int node_level = cls == MK_CLASS_HEADER_NODE;
-    if (mk_lane() != 0)
-        return;
     const uint64_t *h = (const uint64_t *)(mk_ar_fixed(ar, cls) +
                                            mk_in_slot(&ar->rings, cls, mk_class_self(t, cls), peer, p));
     if (mk_ld_rlx_sys_u64(&h[0]) != blk->epoch || mk_ld_rlx_sys_u64(&h[1]) != ar->signature) {
@@ -291,13 +288,17 @@ MK_DEV void mk_ar_do(const struct mk_ar *ar, struct mk_ar_block *blk)
         break;
     case MK_AR_HDR_OUT_LOCAL:
     case MK_AR_HDR_OUT_NODE:
-        mk_ar_header_out(
-            ar, blk, t->kind == MK_AR_HDR_OUT_LOCAL ? MK_CLASS_HEADER_LOCAL : MK_CLASS_HEADER_NODE, t->peer);
+        if (mk_lane() == 0)
+            mk_ar_header_out(ar, blk,
+                             t->kind == MK_AR_HDR_OUT_LOCAL ? MK_CLASS_HEADER_LOCAL : MK_CLASS_HEADER_NODE,
+                             t->peer);
         break;
     case MK_AR_HDR_IN_LOCAL:
     case MK_AR_HDR_IN_NODE:
-        mk_ar_header_in(ar, blk, t->kind == MK_AR_HDR_IN_LOCAL ? MK_CLASS_HEADER_LOCAL : MK_CLASS_HEADER_NODE,
-                        t->peer);
+        if (mk_lane() == 0)
+            mk_ar_header_in(ar, blk,
+                            t->kind == MK_AR_HDR_IN_LOCAL ? MK_CLASS_HEADER_LOCAL : MK_CLASS_HEADER_NODE,
+                            t->peer);
         break;
     default:
         mk_ar_do_chunk(ar, blk);
@@ -317,7 +318,7 @@ MK_DEV uint32_t mk_ar_count_out(const struct mk_ar *ar, int cls, int32_t peer)
     const struct mk_topo *t = &ar->rings.topo;
     const uint32_t chunks = mk_chunks(&ar->grid);
     const uint32_t mine = mk_owned(t, chunks, t->local);
-    if (ar->skip_comm)
+    if (ar->skip_comm || (ar->latency && cls != MK_CLASS_HEADER_LOCAL))
         return 0;
     switch (cls) {
     case MK_CLASS_PARTIAL:
@@ -337,7 +338,7 @@ MK_DEV uint32_t mk_ar_count_in(const struct mk_ar *ar, int cls, int32_t peer)
     const struct mk_topo *t = &ar->rings.topo;
     const uint32_t chunks = mk_chunks(&ar->grid);
     const uint32_t mine = mk_owned(t, chunks, t->local);
-    if (ar->skip_comm)
+    if (ar->skip_comm || (ar->latency && cls != MK_CLASS_HEADER_LOCAL))
         return 0;
     switch (cls) {
     case MK_CLASS_PARTIAL:

@@ -57,6 +57,8 @@ struct mk_rings {
     uint32_t dones;
     uint64_t notes_off, shadow_off, done_off, header_in_off[2], header_out_off, bell_off,
         gone_off; /* fixed memory */
+    uint64_t ll_off,
+        ll_slot; /* latency path: its region in the staging memory, bytes of a slot; 0: there is none */
     uint64_t fixed_bytes;
     uint64_t staging_bytes;
 };

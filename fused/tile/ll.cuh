@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* Latency path on the GPU: sends groups of LL words, clears, sums (ops/gemm_ar_ll.h). Accesses are 16 bytes, two words,
+ * each of which is whole by itself. */
+#pragma once
+#include "cuda/gemm_ar_block.cuh"
+#include "ops/gemm_ar_ll.h"
+
+/* In shared memory. Waits are the block's business as a whole, in one of two ways:
+ *   MK_LL_WATCHER (a thread number): that thread, which does nothing else, exchanges headers, looks for an abort and keeps the
+ *                 deadline; warps that wait see `matched` and `stop` (volatile), which it writes; it reads `over` of thread 0.
+ *   otherwise     all threads vote after each poll, and thread 0 does that in between, now and then */
+struct mk_ll_words {
+    mk_block_words block;
+    uint64_t position, headers; /* mk_ll_headers */
+    uint32_t polls;
+    int all, stop, over, matched;
+};
+
+MK_DEV void mk_ll_put2(uint64_t *at, uint32_t a, uint32_t b, uint32_t mark)
+{
+    asm volatile("st.relaxed.sys.v2.b64 [%0], {%1, %2};" ::"l"(at), "l"(mk_ll_word(a, mark)),
+                 "l"(mk_ll_word(b, mark))
+                 : "memory");
+}
+MK_DEV bool mk_ll_get2(const uint64_t *at, uint32_t mark, uint32_t &a, uint32_t &b)
+{
+    uint64_t x, y;
+    asm volatile("ld.relaxed.sys.v2.b64 {%0, %1}, [%2];" : "=l"(x), "=l"(y) : "l"(at) : "memory");
+    a = (uint32_t)x;
+    b = (uint32_t)y;
+    return (uint32_t)(x >> 32) == mark && (uint32_t)(y >> 32) == mark;
+}
+
+/* One group of 8 elements to all local ranks, the next one first. */
+MK_DEV void mk_ll_send(const struct mk_ar *ar, uint64_t position, uint32_t group, const uint32_t (&v)[4])
+{
+    const struct mk_topo *t = &ar->rings.topo;
+    const uint32_t mark = mk_ll_mark(position);
+    MK_ROLLED
+    for (int32_t k = 1; k <= t->nlocal; k++) {
+        const int32_t to = t->local + k < t->nlocal ? t->local + k : t->local + k - t->nlocal;
+        uint64_t *at = mk_ll_at(ar, to, position) + (uint64_t)group * 4;
+        mk_ll_put2(at, v[0], v[1], mark);
+        mk_ll_put2(at + 2, v[2], v[3], mark);
+    }
+}
+
+/* All threads of the shared text, before anything is sent: this block's share of the half that the next launch uses. */
+MK_DEV void mk_ll_clear(const struct mk_ar *ar, uint64_t position)
+{
+    if (!mk_ll_clears(position))
+        return;
+    const struct mk_rings *r = &ar->rings;
+    uint4 *half = (uint4 *)(ar->staging + mk_ll_slot(r, 0, position + 1));
+    const uint64_t n = (uint64_t)r->topo.nlocal * r->ll_slot / 16;
+    for (uint64_t i = (uint64_t)blockIdx.x * mk_lanes() + mk_lane(); i < n;
+         i += (uint64_t)gridDim.x * mk_lanes())
+        half[i] = make_uint4(0, 0, 0, 0);
+    asm volatile("fence.acq_rel.sys;" ::: "memory"); /* before this thread's block sends */
+    mk_block_sync();
+}
+
+/* Thread 0, when the launches before this one are over. */
+MK_DEV void mk_ll_enter(const struct mk_ar *ar, mk_ll_words *w)
+{
+    mk_block_words *b = &w->block;
+    mk_ar_enter(ar, &b->blk);
+    b->idle = 0;
+    b->sent = b->lost = b->aborted = 0;
+    for (int i = 0; i < MK_LOOK_MAX; i++)
+        b->looks.got[i] = -1;
+    b->entered_ns = mk_now_ns();
+    b->told_ns = 0;
+    w->position = mk_ld_rlx_gpu_u64(&ar->state->ll_pos);
+    w->headers = 0;
+    w->polls = 1;
+    w->all = w->stop = w->over = w->matched = 0;
+    if (b->blk.ticket == 0)
+        mk_st_rlx_sys_u64(&mk_gpu_of(ar)->words->begun, b->blk.epoch);
+    w->headers = mk_ll_headers(ar, &b->blk, 0);
+}
+
+/* One thread: what a block has to do that waits, or that has headers left. Returns whether the launch was aborted. */
+MK_DEV bool mk_ll_watch(const struct mk_ar *ar, mk_ll_words *w)
+{
+    mk_block_words *b = &w->block;
+    if (!mk_ll_headers_done(ar, w->headers))
+        w->headers = mk_ll_headers(ar, &b->blk, w->headers);
+    if (!w->matched && mk_ll_stays(ar, b->blk.ticket) && mk_ll_all_match(ar, &b->blk))
+        *(volatile int *)&w->matched = 1;
+    if (w->polls++ % 64 == 0) {
+        const int32_t absent = mk_ll_absent(ar);
+        b->looks.got[0] = 0;
+        b->looks.task[0].kind = absent < 0 ? MK_AR_LATENCY : MK_AR_HDR_IN_LOCAL;
+        b->looks.task[0].peer = absent < 0 ? 0 : absent;
+        b->looks.task[0].item = b->looks.task[0].chunk = 0;
+        mk_idle(ar, b);
+    }
+    return mk_peek_sys_u64(ar->abort_word) != 0;
+}
+
+/* Is everything here that this block (or with a watcher: this warp) looked for? 1, 0, or -1 after an abort; the same to all
+ * who asked. */
+MK_DEV int mk_ll_all(const struct mk_ar *ar, mk_ll_words *w, bool mine)
+{
+#ifdef MK_LL_WATCHER
+    if (mk_warp_all(mine))
+        return 1;
+    return *(volatile int *)&w->stop ? -1 : 0;
+#else
+    if (__syncthreads_and(mine))
+        return 1;
+    if (mk_lane() == 0)
+        w->all = mk_ll_watch(ar, w) ? -1 : 0;
+    mk_block_sync();
+    return w->all;
+#endif
+}
+
+template <bool F16>
+MK_DEV void mk_ll_finish_group(const struct mk_ar *ar, uint32_t g, uint32_t row_groups, mk_lot<8> &x)
+{
+    const int32_t n = (int32_t)ar->grid.n;
+    const uint32_t row = g / row_groups;
+    const int32_t col = (int32_t)(g - row * row_groups) * 8;
+    uint16_t *c = (uint16_t *)ar->c + (int64_t)row * ar->ldc + col;
+    if (ar->bias) {
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            x.f[i] += col + i < n ? mk_to_f32<F16>(((const uint16_t *)ar->bias)[col + i]) : 0;
+    }
+#pragma unroll 1
+    for (int i = 0; ar->act && i < 8; i++)
+        x.put(i, mk_activate(x.get(i), ar->act));
+    const uint4 v = x.pack();
+    if (col + 8 <= n && (uint64_t)c % 16 == 0) {
+        *(uint4 *)c = v;
+        return;
+    }
+    const uint32_t w[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (col + i < n)
+            c[i] = (uint16_t)(w[i / 2] >> i % 2 * 16);
+}
+
+/* All threads of a block that stays: its share of the sums. */
+template <bool F16> MK_DEV void mk_ll_sum(const struct mk_ar *ar, mk_ll_words *w)
+{
+    constexpr int U = 4; /* groups of a thread at a time */
+    const struct mk_topo *t = &ar->rings.topo;
+    const uint32_t row_groups = mk_ll_row_groups(ar->grid.n), groups = (uint32_t)ar->grid.m * row_groups;
+    const uint32_t all = mk_ll_staying(ar) * mk_lanes();
+    const uint32_t me = ((uint32_t)ar->blocks - 1 - w->block.blk.ticket) * mk_lanes() + mk_lane();
+    const uint32_t mark = mk_ll_mark(w->position);
+    int here;
+    do
+        here = mk_ll_all(ar, w, *(volatile int *)&w->matched != 0);
+    while (!here);
+    /* uniform: the vote is that of all who go through the loop */
+    for (uint32_t step = 0; here > 0 && step < groups; step += all * U) {
+        mk_lot<8> acc[U];
+#pragma unroll 1
+        for (int32_t r = 0; here > 0 && r < t->nlocal;
+             r += 2) { /* two ranks at a time: their loads overlap */
+            uint32_t v[2][U][4] = {};
+            do {
+                bool mine = true;
+#pragma unroll
+                for (int k = 0; k < 2; k++) {
+                    const uint64_t *slot =
+                        (const uint64_t *)(ar->staging + mk_ll_slot(&ar->rings, r + k, w->position));
+#pragma unroll
+                    for (int u = 0; u < U; u++) {
+                        const uint32_t g = step + (uint32_t)u * all + me;
+                        if (g >= groups || r + k >= t->nlocal)
+                            continue;
+                        const bool a = mk_ll_get2(slot + (uint64_t)g * 4, mark, v[k][u][0], v[k][u][1]);
+                        const bool b = mk_ll_get2(slot + (uint64_t)g * 4 + 2, mark, v[k][u][2], v[k][u][3]);
+                        mine &= a & b;
+                    }
+                }
+                here = mk_ll_all(ar, w, mine);
+            } while (!here);
+#pragma unroll
+            for (int k = 0; k < 2; k++)
+#pragma unroll
+                for (int u = 0; u < U; u++)
+                    if (r + k < t->nlocal)
+                        acc[u].add(
+                            mk_lot<8>::unpack(make_uint4(v[k][u][0], v[k][u][1], v[k][u][2], v[k][u][3])),
+                            r + k == 0);
+        }
+#pragma unroll
+        for (int u = 0; u < U; u++)
+            if (here > 0 && step + (uint32_t)u * all + me < groups)
+                mk_ll_finish_group<F16>(ar, step + (uint32_t)u * all + me, row_groups, acc[u]);
+    }
+}
+
+/* All threads of the shared text, when the block has sent all of its tiles. */
+template <bool F16> MK_DEV void mk_ll_end(const struct mk_ar *ar, mk_ll_words *w)
+{
+    mk_block_words *b = &w->block;
+    const bool stays = mk_ll_stays(ar, b->blk.ticket);
+    if (stays)
+        mk_ll_sum<F16>(ar, w);
+    mk_block_sync();
+#ifdef MK_LL_WATCHER
+    if (mk_lane() == 0)
+        *(volatile int *)&w->over = 1;
+    /* the watcher is done with the words */
+    asm volatile("bar.sync 3, %0;" ::"n"(MK_DEV_LANES + 32) : "memory");
+#else
+    while (!mk_ll_all(ar, w, mk_ll_headers_done(ar, w->headers)))
+        ;
+#endif
+    if (!stays)
+        return;
+    if (mk_lane() == 0)
+        b->last = mk_count_add(&ar->state->left, b->blk.tag, 1) + 1 == mk_ll_staying(ar);
+    mk_block_sync();
+    if (b->last && mk_lane() < 32 && !mk_ar_aborted(ar)) {
+        mk_ll_advance(ar, &b->blk, w->position);
+        if (mk_lane() == 0)
+            mk_st_rlx_sys_u64(&mk_gpu_of(ar)->words->ended, b->blk.epoch);
+    }
+    if (b->last && mk_ar_aborted(ar)) /* whoever summed before the abort left peer-dependent values */
+        mk_poison(ar, 0, 1);
+}
