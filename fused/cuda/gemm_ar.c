@@ -22,7 +22,7 @@ struct latency_params {
     struct mk_skinny_params gemm;
     _Alignas(128) struct mk_ar ar;
 };
-_Static_assert(offsetof(struct latency_params, ar) == 384, "as in gemm_ar_ll.cuh");
+_Static_assert(offsetof(struct latency_params, ar) == 384, "as in gemm_ar_ll_kernels.cuh");
 
 static const char *const layouts[] = {"tn", "nn", "nt"};
 

@@ -109,11 +109,11 @@ MK_DEV int mk_claim_looked(const struct mk_ar *ar, struct mk_block_words *w, uin
     MK_ROLLED
     for (uint32_t k = 0; k < here && got != 1; k++) {
         const uint32_t i = (w->blk.ticket + k) % here;
-        if (w->looks.got[i] == 1 && mk_ar_claim(ar, &w->blk, &w->looks.task[i]))
+        if (w->looks.got[i] > 0 && mk_ar_claim(ar, &w->blk, &w->looks.task[i], w->looks.got[i]))
             got = 1;
         else if (w->looks.got[i] >= 0)
             got = 0;
-        w->lost |= w->looks.got[i] == 1 && got != 1;
+        w->lost |= w->looks.got[i] > 0 && got != 1;
     }
     return got;
 }

@@ -39,7 +39,7 @@ enum mk_ar_kind {
     MK_AR_HDR_OUT_NODE = 7,
     MK_AR_HDR_IN_LOCAL = 8,
     MK_AR_HDR_IN_NODE = 9,
-    MK_AR_LATENCY = 10, /* the latency path's sum: no queue, ops/gemm_ar_ll.h */
+    MK_AR_LATENCY = 10, /* the latency path's sum: no queue, ops/gemm_ar_ll_do.h */
     MK_AR_KINDS = 11
 };
 

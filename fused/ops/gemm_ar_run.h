@@ -40,11 +40,10 @@ MK_DEV bool mk_ar_headers_match(const struct mk_ar *ar, const struct mk_ar_block
     return mk_count_peek(&ar->state->headers, blk->tag) == mk_ar_direct_peers(ar);
 }
 
-/* All tiles that touch the chunk are in C. This lane's share of them. */
-MK_DEV bool mk_ar_tiles_ready(const struct mk_ar *ar, const struct mk_ar_block *blk, uint32_t chunk)
+/* All tiles that touch the chunk are in C: those numbered from, from + step, ... */
+MK_DEV bool mk_ar_tiles_ready(const struct mk_ar *ar, const struct mk_ar_block *blk, uint32_t chunk,
+                              uint32_t from, uint32_t step)
 {
-    if (ar->skip_compute)
-        return true;
     /* everything below 2^31; divisions are dear */
     const struct mk_grid *g = &ar->grid;
     const uint32_t m = (uint32_t)g->m, n = (uint32_t)g->n;
@@ -58,7 +57,7 @@ MK_DEV bool mk_ar_tiles_ready(const struct mk_ar *ar, const struct mk_ar_block *
                    nc = mk_div_by(col1 - 1, g->tile_n, g->tile_n_log2) - c0 + 1;
     bool ready = true;
     MK_ROLLED
-    for (uint32_t i = mk_warp_lane(); i < nr * nc; i += mk_warp_lanes()) {
+    for (uint32_t i = from; i < nr * nc; i += step) {
         const uint32_t down = nc == 1 ? i : i / nc;
         ready &= mk_count_peek(&ar->tile_flag[(r0 + down) * g->tile_cols + c0 + i - down * nc], blk->tag) ==
                  ar->tile_parts;
@@ -86,7 +85,9 @@ MK_DEV void mk_ar_own_need(const struct mk_ar *ar, const struct mk_task *t, uint
                     : kind == MK_AR_HDR_OUT_NODE || kind == MK_AR_HDR_IN_NODE   ? MK_CLASS_HEADER_NODE
                                                                                 : MK_CLASS_SUM;
     int what = MK_NEED_NONE;
-    if (kind == MK_AR_REDUCE)
+    if (kind == MK_AR_TILE)
+        what = MK_NEED_NONE; /* always ready */
+    else if (kind == MK_AR_REDUCE)
         what = i == 0 && two ? MK_NEED_SUM : MK_NEED_NONE;
     else if (i == 0)
         what = in ? MK_NEED_ARRIVED : MK_NEED_CREDIT;
@@ -134,43 +135,60 @@ MK_DEV bool mk_ar_reads_tiles(const struct mk_ar *ar, int kind)
     return kind == MK_AR_PUSH || kind == MK_AR_SUM || (kind == MK_AR_REDUCE && ar->rings.topo.nnodes != 2);
 }
 
-/* Inputs here and every output slot granted, as far as this lane looked? */
-MK_DEV bool mk_ar_ready(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_task *t)
+/* Inputs here and every output slot granted, as far as lane `lane` of `lanes` looked? Headers apart. */
+MK_DEV bool mk_ar_ready_part(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_task *t,
+                             uint32_t lane, uint32_t lanes)
 {
     struct mk_need need;
     bool ready = true;
-    if (t->kind == MK_AR_TILE)
-        return true;
-    if (t->kind < MK_AR_HDR_OUT_LOCAL && !blk->headed)
-        ready &= mk_ar_headers_match(ar, blk);
     MK_ROLLED
-    for (uint32_t i = mk_warp_lane(); mk_ar_need(ar, t, i, &need); i += mk_warp_lanes())
+    for (uint32_t i = lane; mk_ar_need(ar, t, i, &need); i += lanes)
         ready &= mk_ar_holds(ar, &need);
-    if (mk_ar_reads_tiles(ar, t->kind))
-        ready &= mk_ar_tiles_ready(ar, blk, t->chunk);
+    if (mk_ar_reads_tiles(ar, t->kind) && !ar->skip_compute)
+        ready &= mk_ar_tiles_ready(ar, blk, t->chunk, lane, lanes);
     return ready;
+}
+MK_DEV bool mk_ar_headers_over(const struct mk_ar *ar, const struct mk_ar_block *blk, int kind)
+{
+    return kind >= MK_AR_HDR_OUT_LOCAL || kind == MK_AR_TILE || blk->headed || mk_ar_headers_match(ar, blk);
+}
+/* All of it, by one thread. */
+MK_DEV bool mk_ar_ready(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_task *t)
+{
+    return mk_ar_headers_over(ar, blk, t->kind) & mk_ar_ready_part(ar, blk, t, 0, 1);
 }
 
 /* ---- claim ---- */
 
-/* Looks at the head of one queue of `items` (mk_ar_items); all lanes of a warp. Returns 1: *t is ready; 0: it is not; -1: nothing left. */
+/* Looks at the first tasks of a queue of `items` (mk_ar_items); all lanes of a warp. Returns how many of them in a row are
+ * ready, *t being the first; 0: that one is not; -1: nothing left. A machine whose warps have several lanes looks at
+ * several tasks at a time: handing them out one look after the other would take a look a task. */
 MK_DEV int mk_ar_look(const struct mk_ar *ar, const struct mk_ar_block *blk, int kind, int32_t peer,
                       uint32_t items, struct mk_task *t)
 {
     const uint64_t *word = &ar->state->queue[kind][peer];
+    const uint32_t window = mk_warp_lanes() > 1 ? 8 : 1, lanes = mk_warp_lanes() / window;
+    const uint32_t mine = mk_warp_lane() / lanes;
     uint64_t seen = mk_peek_gpu_u64(word);
     MK_ROLLED
     for (;;) {
+        struct mk_task own;
         seen = mk_warp_first(seen);
         const uint32_t head = mk_count_of(seen, blk->tag);
         if (head >= items)
             return -1;
-        mk_ar_locate(ar, kind, peer, head, t);
-        t->seen = seen;
-        if (mk_warp_all(mk_ar_ready(ar, blk, t))) {
+        const uint32_t ahead = items - head < window ? items - head : window;
+        mk_ar_locate(ar, kind, peer, head + (mine < ahead ? mine : 0), &own);
+        const bool ready = mk_ar_headers_over(ar, blk, kind) &
+                           mk_ar_ready_part(ar, blk, &own, mk_warp_lane() % lanes, lanes);
+        const uint32_t n = mk_warp_prefix(mine >= ahead || ready, lanes);
+        if (n) {
             mk_peeked();
-            return 1;
+            mk_ar_locate(ar, kind, peer, head, t);
+            t->seen = seen;
+            return (int)(n < ahead ? n : ahead);
         }
+        mk_ar_locate(ar, kind, peer, head, t);
         if (MK_LOOKS_ON)
             return 0;
         const uint64_t now = mk_peek_gpu_u64(word);
@@ -193,13 +211,22 @@ MK_DEV bool mk_ar_claim_tile(const struct mk_ar *ar, struct mk_ar_block *blk)
     blk->tiles++;
     return true;
 }
-/* Claims a task that a look found ready; false: another block was faster. */
-MK_DEV bool mk_ar_claim(const struct mk_ar *ar, struct mk_ar_block *blk, const struct mk_task *t)
+/* Claims the first task that is left of the n that a look found ready; false: other blocks were faster. */
+MK_DEV bool mk_ar_claim(const struct mk_ar *ar, struct mk_ar_block *blk, const struct mk_task *t, int n)
 {
-    if (!mk_count_claim(&ar->state->queue[t->kind][t->peer], blk->tag, t->item, t->seen))
-        return false;
-    blk->task = *t;
-    return true;
+    uint64_t *word = &ar->state->queue[t->kind][t->peer];
+    uint64_t seen = t->seen;
+    uint32_t item = t->item;
+    MK_ROLLED
+    while (item < t->item + (uint32_t)n) {
+        if (mk_count_claim(word, blk->tag, item, seen)) {
+            mk_ar_locate(ar, t->kind, t->peer, item, &blk->task);
+            return true;
+        }
+        seen = mk_peek_gpu_u64(word);
+        item = mk_count_of(seen, blk->tag);
+    }
+    return false;
 }
 /* Tries the head of one queue. Returns 1: claimed into blk->task; 0: the head is not ready; -1: nothing left. */
 MK_DEV int mk_ar_try_queue(const struct mk_ar *ar, struct mk_ar_block *blk, int kind, int32_t peer)
@@ -209,8 +236,8 @@ MK_DEV int mk_ar_try_queue(const struct mk_ar *ar, struct mk_ar_block *blk, int 
     MK_ROLLED
     for (;;) {
         const int got = mk_ar_look(ar, blk, kind, peer, items, &t);
-        if (got != 1 || mk_ar_claim(ar, blk, &t))
-            return got;
+        if (got <= 0 || mk_ar_claim(ar, blk, &t, got))
+            return got > 0 ? 1 : got;
     }
 }
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
-/* Latency path on the GPU: sends groups of LL words, clears, sums (ops/gemm_ar_ll.h). Accesses are 16 bytes, two words,
+/* Latency path on the GPU: sends groups of LL words, clears, sums (ops/gemm_ar_ll_do.h). Accesses are 16 bytes, two words,
  * each of which is whole by itself. */
 #pragma once
 #include "cuda/gemm_ar_block.cuh"
-#include "ops/gemm_ar_ll.h"
+#include "ops/gemm_ar_ll_do.h"
 
 /* In shared memory. Waits are the block's business as a whole, in one of two ways:
  *   MK_LL_WATCHER (a thread number): that thread, which does nothing else, exchanges headers, looks for an abort and keeps the

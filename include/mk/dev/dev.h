@@ -18,6 +18,7 @@
  *                               the posts that follow, as if each were a release (on the GPU one fence, then relaxed)
  *   mk_warp_lane() mk_warp_lanes() mk_warp_all(b) mk_warp_first(v)
  *                               this thread in its warp; whether b holds on all its lanes; the first lane's v
+ *   mk_warp_prefix(b, n)        lanes in groups of n: how many groups from the first on, in a row, have b on all lanes
  *   mk_peek_{gpu,sys}_u64, mk_peeked()
  *                               loads that may overlap, and what orders all of them before what follows: as if each had
  *                               been an acquire load (on the GPU relaxed loads, then one fence)

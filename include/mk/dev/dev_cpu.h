@@ -63,6 +63,11 @@ MK_DEV bool mk_warp_all(bool b)
 {
     return b;
 }
+MK_DEV uint32_t mk_warp_prefix(bool b, uint32_t n)
+{
+    (void)n;
+    return b;
+}
 MK_DEV uint64_t mk_warp_first(uint64_t v)
 {
     return v;

@@ -81,6 +81,11 @@ MK_DEV bool mk_warp_all(bool b)
 {
     return __all_sync(0xffffffffu, b);
 }
+MK_DEV uint32_t mk_warp_prefix(bool b, uint32_t n)
+{
+    const uint32_t bad = __ballot_sync(0xffffffffu, !b);
+    return bad ? ((uint32_t)__ffs((int)bad) - 1) / n : 32 / n;
+}
 MK_DEV uint64_t mk_warp_first(uint64_t v)
 {
     return __shfl_sync(0xffffffffu, v, 0);
