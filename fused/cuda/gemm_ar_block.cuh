@@ -42,6 +42,7 @@ struct mk_block_words {
     struct mk_looks looks;
     struct mk_queue queue[MK_QUEUES_MAX];
     int next, last;
+    int got; /* of the last look (mk_ar_try_comm), a word of its own: `next` may be written while it is read */
     int lost;                       /* a ready task went to another block: look again at once */
     int aborted;                    /* seen at the last look */
     int untiled;                    /* there is no tile left to claim */
@@ -157,18 +158,16 @@ MK_DEV int mk_wide_try_comm(const struct mk_ar *ar, struct mk_block_words *w)
             MK_ROLLED
             for (uint32_t i = 0; i < here && first + i < w->header_queues; i++)
                 headers |= w->looks.got[i] >= 0;
-            w->next = mk_claim_looked(ar, w, here);
+            w->got = mk_claim_looked(ar, w, here);
             if (first + here >= w->header_queues && !headers)
                 mk_end_headers(ar, w);
         }
         mk_block_sync();
-        const int got = w->next;
+        const int got = w->got; /* written again only after the next look's barrier */
         if (got == 1)
             return 1;
         if (got == 0)
             left = 0;
-        if (first + warps < queues)
-            mk_block_sync(); /* all have read the answer */
     }
     return left;
 }
