@@ -423,7 +423,8 @@ static int under_signals(struct job *j, int rank)
 {
     struct buffers x = buffers();
     struct sigaction sa;
-    const struct itimerval every = {{0, 700}, {0, 700}}, off = {{0, 0}, {0, 0}};
+    const int us = 700 * JOB_SLOWER * JOB_SLOWER;
+    const struct itimerval every = {{0, us}, {0, us}}, off = {{0, 0}, {0, 0}};
     mk_comm_t comm = NULL;
     memset(&sa, 0, sizeof(sa));
     sa.sa_handler = nothing; /* no SA_RESTART */
@@ -432,8 +433,10 @@ static int under_signals(struct job *j, int rank)
     int ret = 0;
     for (int i = 0; i < 3 && !ret; i++) {
         ret = mk_comm_init_env(&comm, NULL);
-        for (int c = 0; c < 20 && !ret; c++)
+        for (int c = 0; c < 20 && !ret; c++) {
             ret = call(comm, &x, M);
+            job_beat(j, rank);
+        }
         if (ret) {
             setitimer(ITIMER_REAL, &off, NULL);
             return job_failed(j, rank, ret);

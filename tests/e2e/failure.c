@@ -118,7 +118,7 @@ static void kill_at_every_stage(void **state)
             if (r == p.victim || (p.moment == STAGE_TEARDOWN && k->status == 0))
                 continue;
             if (k->status != 1 || (k->code != MK_ERR_PEER && k->code != MK_ERR_TIMEOUT) ||
-                !strstr(k->text, name) || k->seen - when > TIMEOUT + 2)
+                !strstr(k->text, name) || k->seen - when > (TIMEOUT_SET + 2) * JOB_LIMIT_TIMES)
                 fail_msg("kill %d: victim %d at stage %d: rank %d status %d code %d after %.2f s: %s", i,
                          p.victim, p.moment, r, k->status, k->code, k->seen - when, k->text);
             if (k->code == MK_ERR_PEER && k->seen - when > slowest)
