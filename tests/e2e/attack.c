@@ -111,7 +111,7 @@ static int gemm_after_fork(struct job *j, int rank)
         ret = mk_gemm(MK_TN, M, N, K, MK_FLOAT32, x.a, K, x.b, K, x.c, LD, NULL, NULL);
         exit(ret ? 2 : right(&x, 1) ? 0 : 3);
     }
-    const int child = child_ends(pid, 10);
+    const int child = child_ends(pid, 10 * JOB_LIMIT_TIMES);
     ret = mk_gemm(MK_TN, M, N, K, MK_FLOAT32, x.a, K, x.b, K, x.c, LD, NULL, NULL);
     return child ? 10 + (child & 15) : ret || !right(&x, 1);
 }
@@ -149,7 +149,7 @@ static int fork_in_a_job(struct job *j, int rank)
                 mk_comm_destroy(comm);
             exit(code);
         }
-        child = child_ends(pid, 10);
+        child = child_ends(pid, 10 * JOB_LIMIT_TIMES);
     }
     for (int i = 0; i < 3 && !ret; i++)
         ret = call(comm, &x, M);
