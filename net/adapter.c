@@ -19,6 +19,9 @@ static void wr_payload(const struct mk_put *p, uint64_t id, struct mk_wr *wr)
     wr->rmem = p->rmem;
     wr->remote_off = p->remote_off;
     wr->len = p->len;
+    wr->head = p->head;
+    wr->head_off = p->head_off;
+    wr->head_len = p->head_len;
     wr->imm = 0;
     wr->flags = MK_WR_SIGNALED | (p->flags & MK_PUT_DELIVERY ? MK_WR_DELIVERY : 0);
 }
@@ -33,6 +36,7 @@ static void wr_word(const struct mk_link *l, uint64_t off, uint64_t value, uint6
     wr->rmem = l->notes.mem;
     wr->remote_off = off;
     wr->len = 8;
+    wr->head_len = 0;
     wr->imm = 0;
     wr->flags = MK_WR_INLINE;
 }

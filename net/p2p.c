@@ -56,7 +56,7 @@ static void on_done(void *ctx, struct mk_link *l, uint64_t id, int status)
 static int link_state(struct mk_p2p_comm *c)
 {
     if (!c->error)
-        c->error = mk_link_error(c->l, NULL);
+        c->error = c->l->error;
     return c->error;
 }
 
@@ -153,12 +153,14 @@ int mk_p2p_comm_new(struct mk_p2p *p, bool sends, const char *peer_name, struct 
     c->life = sends ? MK_P2P_SEND_LIFE : MK_P2P_RECV_LIFE;
     snprintf(c->name, sizeof(c->name), "%s", peer_name);
     c->steps = calloc(c->nnotes, sizeof(*c->steps));
+    mine->most = mk_p2p_rings_most(p->ring);
     int ret =
         c->steps && !halves_new(c, sends) ? 0 : mk_fail(MK_ERR_NOMEM, "NET", "a connection to %s", peer_name);
     for (uint32_t i = 0; !ret && i < c->nnotes; i++)
         c->steps[i] = 1;
     if (!ret)
-        ret = ctrl_new(c, sends ? MK_P2P_SEND_BYTES : MK_P2P_RECV_BYTES);
+        ret =
+            ctrl_new(c, (sends ? MK_P2P_SEND_EAGER_AT : MK_P2P_RECV_EAGER_AT) + mk_p2p_rings_bytes(p->ring));
     if (!ret) {
         c->flags = c->ctrl.addr;
         const struct mk_notes_desc d = {c->flags, c->flags + c->nnotes, c->steps, c->nnotes, NULL};
@@ -182,7 +184,11 @@ int mk_p2p_comm_join(struct mk_p2p_comm *c, const struct mk_p2p_side *peer)
     int ret = mk_link_import(c->l, &peer->key, &c->peer);
     if (ret)
         return ret;
-    if (c->peer->len < (c->tx ? MK_P2P_RECV_BYTES : MK_P2P_SEND_BYTES))
+    const struct mk_p2p_ring *rings = c->p->ring;
+    if (peer->most != mk_p2p_rings_most(rings))
+        return mk_fail(MK_ERR_MISMATCH, "NET", "%s sends up to %u bytes at once, this side %u", c->name,
+                       peer->most, mk_p2p_rings_most(rings));
+    if (c->peer->len < (c->tx ? MK_P2P_RECV_EAGER_AT : MK_P2P_SEND_EAGER_AT) + mk_p2p_rings_bytes(rings))
         return mk_fail(MK_ERR_PEER, "NET", "%s offers %zu bytes for a connection", c->name, c->peer->len);
     const struct mk_peer_notes notes = {peer->base, n, c->peer, 0, 8ull * n};
     return mk_link_set_notes(c->l, &notes);
@@ -503,8 +509,11 @@ int mk_p2p_test(struct mk_p2p_req *r, bool *done, size_t *sizes)
     if (!complete(r) && !c->error)
         step(c, r);
     if (!complete(r) && !c->error) {
-        mk_p2p_progress(p);
-        step(c, r);
+        const int events = mk_p2p_progress(p);
+        if (events)
+            step(c, r);
+        else if (c->rx && !link_state(c))
+            mk_p2p_rx_credit(c, true);
     }
     if (!complete(r) && !c->error && ++c->looks % LOOK_EVERY == 0)
         look(c);

@@ -111,10 +111,12 @@ struct mk_p2p_tx {
     uint32_t mail_first, mail_next;  /* positions: oldest open, next to look at */
     uint64_t mail_seen[MK_P2P_MAIL]; /* uses of each note */
     uint64_t full[MK_P2P_MAIL], part[MK_P2P_MAIL], rec[MK_P2P_MAIL]; /* uses of the peer's notes */
-    uint64_t eager, credit; /* small messages sent, and known to be consumed */
-    uint64_t ring;          /* position in the ring of small messages */
+    uint64_t eager, credit;                          /* messages sent at once, and known to be consumed */
+    uint64_t ring[MK_P2P_RINGS], tail[MK_P2P_RINGS]; /* positions: of the next, of the oldest not consumed */
+    uint64_t uses[MK_P2P_RINGS][MK_P2P_EAGER_SLOTS]; /* of the peer's notes */
     uint64_t ends[MK_P2P_EAGER_SLOTS];
-    struct mk_p2p_far *mem; /* by number */
+    uint8_t kind[MK_P2P_EAGER_SLOTS]; /* MK_P2P_SMALL or MK_P2P_LARGE */
+    struct mk_p2p_far *mem;           /* by number */
     uint32_t nmem;
 };
 
@@ -128,7 +130,8 @@ struct mk_p2p_box {
     struct mk_p2p_sub *sub;
 };
 struct mk_p2p_slot {
-    uint64_t start, end; /* in the ring */
+    uint64_t start, end; /* in its ring */
+    uint8_t kind;        /* of the ring */
     bool held;           /* nothing is posted for it yet */
 };
 
@@ -140,11 +143,14 @@ struct mk_p2p_rx {
     uint32_t mail_first, mail_next; /* positions: oldest not done, next to announce */
     uint64_t mail_used[MK_P2P_MAIL];
     uint64_t full[MK_P2P_MAIL], part[MK_P2P_MAIL], rec[MK_P2P_MAIL]; /* uses seen */
-    uint64_t eager, consumed, credited; /* small messages seen, consumed, told so */
-    uint64_t ring;                      /* position of the next one */
+    uint64_t eager, consumed, credited;              /* messages sent at once: seen, consumed, told so */
+    uint64_t ring[MK_P2P_RINGS];                     /* positions: of the next one */
+    uint64_t tail[MK_P2P_RINGS], told[MK_P2P_RINGS]; /* behind what is consumed, and what was told */
+    uint64_t uses[MK_P2P_RINGS][MK_P2P_EAGER_SLOTS]; /* seen */
     struct mk_p2p_slot slot[MK_P2P_EAGER_SLOTS];
-    unsigned held;        /* small messages that nothing is posted for */
+    unsigned held;        /* messages in the rings that nothing is posted for */
     unsigned unannounced; /* posted messages */
+    unsigned large;       /* of these: too large for the rings */
     unsigned open;        /* announced, not received */
     unsigned waits;       /* looks since an announcement could have been made */
     /* the oldest receive that is not announced, since when it is that, and whether to announce it, small as it is */
@@ -188,7 +194,8 @@ struct mk_p2p {
     pthread_mutex_t lock;
     struct mk_settings s;
     struct mk_engine *e;
-    struct mk_p2p_info info; /* constant */
+    struct mk_p2p_info info;               /* constant */
+    struct mk_p2p_ring ring[MK_P2P_RINGS]; /* constant */
     char host[40];
     uint64_t token;
     uint64_t timeout_ns;
@@ -230,6 +237,8 @@ int mk_p2p_tag_next(struct mk_p2p_tags *t, int tag, uint32_t **next);
 int mk_p2p_tx_progress(struct mk_p2p_comm *c);
 void mk_p2p_tx_done(struct mk_p2p_comm *c, uint64_t index, int status);
 int mk_p2p_rx_progress(struct mk_p2p_comm *c, struct mk_p2p_recv *r);
+/* Tells the sender what it may reuse, if that is worth it. */
+int mk_p2p_rx_credit(struct mk_p2p_comm *c, bool idle);
 
 /* p2p_stop.c */
 /* Does something under way use m? NULL: any memory. */

@@ -101,6 +101,7 @@ static int fill_info(struct mk_p2p *p)
     const long speed = loop ? -1 : sysfs_number(ifa.name, "speed");
     i->mbps = p->s.loop_gbps > 0 ? (int)(p->s.loop_gbps * 1000) : speed > 0 ? (int)speed : MBPS_UNKNOWN;
     i->guid = mk_boot_hash(i->name, strlen(i->name)) ^ mk_host_id();
+    mk_p2p_rings_of(caps, p->ring);
     const size_t most = (size_t)1 << 30;
     i->max_message = caps->max_message < most ? caps->max_message : most;
     return 0;

@@ -25,15 +25,23 @@ static void move_mail(struct mk_p2p_rx *rx)
         rx->mail_first++;
 }
 
+/* Must it be announced? */
+static bool is_large(const struct mk_p2p_comm *c, const struct mk_p2p_sub *s)
+{
+    return s->size > mk_p2p_rings_most(c->p->ring);
+}
+
 /* ---- completion ---- */
 
 static void received(struct mk_p2p_comm *c, struct mk_p2p_recv *r, struct mk_p2p_sub *s, size_t size)
 {
     struct mk_p2p_rx *rx = c->rx;
-    if (s->state == MK_P2P_POSTED)
+    if (s->state == MK_P2P_POSTED) {
         rx->unannounced--;
-    else
+        rx->large -= is_large(c, s);
+    } else {
         rx->open--;
+    }
     s->state = MK_P2P_RECEIVED;
     s->got = size;
     if (--r->base.left)
@@ -91,13 +99,15 @@ static struct mk_p2p_sub *find_sub(struct mk_p2p_rx *rx, int tag, uint32_t numbe
 /* Tries to hand out the message in a slot; sets the slot's end. */
 static int take_eager(struct mk_p2p_comm *c, struct mk_p2p_slot *at, bool *taken)
 {
+    const struct mk_p2p_ring *ring = &c->p->ring[at->kind];
     const uint8_t *place =
-        (const uint8_t *)c->ctrl.addr + MK_P2P_RECV_EAGER_AT + at->start % MK_P2P_EAGER_RING;
+        (const uint8_t *)c->ctrl.addr + MK_P2P_RECV_EAGER_AT + ring->at + at->start % ring->bytes;
     struct mk_p2p_recv *r;
     struct mk_p2p_eager head;
     memcpy(&head, place, sizeof(head)); /* what is checked is what is used */
-    if (head.size > MK_P2P_EAGER)
-        return mk_p2p_comm_fail(c, MK_ERR_PEER, "%s sent a small message of %u bytes", c->name, head.size);
+    if (head.size > ring->most)
+        return mk_p2p_comm_fail(c, MK_ERR_PEER, "%s sent %u bytes at once, %u are allowed", c->name,
+                                head.size, ring->most);
     at->end = mk_p2p_ring_end(at->start, head.size);
     struct mk_p2p_sub *s = find_sub(c->rx, head.tag, head.number, &r);
     *taken = s != NULL;
@@ -108,8 +118,17 @@ static int take_eager(struct mk_p2p_comm *c, struct mk_p2p_slot *at, bool *taken
 
 static void consume(struct mk_p2p_rx *rx)
 {
-    while (rx->consumed != rx->eager && !slot_at(rx, rx->consumed)->held)
-        rx->consumed++;
+    for (; rx->consumed != rx->eager && !slot_at(rx, rx->consumed)->held; rx->consumed++)
+        rx->tail[slot_at(rx, rx->consumed)->kind] = slot_at(rx, rx->consumed)->end;
+}
+
+/* Has the next one come? Then its ring, else -1. */
+static int arrived(const struct mk_p2p_comm *c, uint32_t slot)
+{
+    for (int kind = 0; kind < MK_P2P_RINGS && c->p->ring[kind].bytes; kind++)
+        if (mk_p2p_flag(c, (uint32_t)kind * MK_P2P_EAGER_SLOTS + slot) != c->rx->uses[kind][slot])
+            return kind;
+    return -1;
 }
 
 static int read_eager(struct mk_p2p_comm *c)
@@ -117,14 +136,18 @@ static int read_eager(struct mk_p2p_comm *c)
     struct mk_p2p_rx *rx = c->rx;
     while (rx->eager - rx->consumed < MK_P2P_EAGER_SLOTS) {
         struct mk_p2p_slot *at = slot_at(rx, rx->eager);
+        const uint32_t slot = (uint32_t)(at - rx->slot);
+        const int kind = arrived(c, slot);
         bool taken;
-        if (mk_p2p_flag(c, (uint32_t)(at - rx->slot)) != rx->eager / MK_P2P_EAGER_SLOTS + 1)
+        if (kind < 0)
             break;
-        at->start = mk_p2p_ring_start(rx->ring);
+        rx->uses[kind][slot]++;
+        at->kind = (uint8_t)kind;
+        at->start = mk_p2p_ring_start(&c->p->ring[kind], rx->ring[kind]);
         const int ret = take_eager(c, at, &taken);
         if (ret)
             return ret;
-        rx->ring = at->end;
+        rx->ring[kind] = at->end;
         rx->eager++;
         at->held = !taken;
         rx->held += !taken;
@@ -152,23 +175,41 @@ static int read_held(struct mk_p2p_comm *c)
     return 0;
 }
 
-/* Has the sender room for a small message, as far as it was told? */
-static bool sender_has_room(struct mk_p2p_rx *rx)
+/* Has the sender room for the largest message of either ring, as far as it was told? */
+static bool sender_has_room(const struct mk_p2p_comm *c)
 {
-    return rx->eager - rx->credited < MK_P2P_EAGER_SLOTS &&
-           mk_p2p_ring_room(rx->ring, rx->credited ? slot_at(rx, rx->credited - 1)->end : 0);
+    const struct mk_p2p_rx *rx = c->rx;
+    bool room = rx->eager - rx->credited < MK_P2P_EAGER_SLOTS;
+    for (int k = 0; k < MK_P2P_RINGS && c->p->ring[k].bytes; k++)
+        room = room && mk_p2p_ring_room(&c->p->ring[k], rx->ring[k], rx->told[k], c->p->ring[k].most);
+    return room;
 }
 
-/* The sender may reuse what is consumed: told a quarter of the slots at a time, or when it has no room left;
- * announcements carry it too. */
-static int give_credit(struct mk_p2p_comm *c)
+static void told(struct mk_p2p_rx *rx, uint64_t credit)
+{
+    for (; rx->credited < credit; rx->credited++)
+        rx->told[slot_at(rx, rx->credited)->kind] = slot_at(rx, rx->credited)->end;
+}
+
+/* Is 1/part of the slots or of a ring consumed that the sender was not told of? */
+static bool much(const struct mk_p2p_comm *c, unsigned part)
+{
+    const struct mk_p2p_rx *rx = c->rx;
+    bool is = rx->consumed - rx->credited >= MK_P2P_EAGER_SLOTS / part;
+    for (int k = 0; k < MK_P2P_RINGS; k++)
+        is = is || (rx->tail[k] - rx->told[k]) * part > c->p->ring[k].bytes;
+    return is;
+}
+
+/* The sender may reuse what is consumed. It is told at a time when there is nothing else to do, or when it may have to
+ * wait; announcements carry it too. */
+int mk_p2p_rx_credit(struct mk_p2p_comm *c, bool idle)
 {
     struct mk_p2p_rx *rx = c->rx;
     struct mk_put put;
-    if (rx->consumed == rx->credited ||
-        (rx->consumed - rx->credited < MK_P2P_EAGER_SLOTS / 4 && sender_has_room(rx)))
+    if (rx->consumed == rx->credited || !(much(c, idle ? 4 : 2) || !sender_has_room(c)))
         return 0;
-    rx->credited = rx->consumed;
+    told(rx, rx->consumed);
     memset(&put, 0, sizeof(put));
     put.note = MK_P2P_SEND_CREDIT;
     put.value = rx->consumed;
@@ -181,9 +222,10 @@ static int give_credit(struct mk_p2p_comm *c)
 /* ---- announcing ---- */
 
 /* The ring of small messages is full of what nothing is posted for: what is posted must come another way. */
-static bool stuck(struct mk_p2p_rx *rx)
+static bool stuck(const struct mk_p2p_comm *c)
 {
-    return rx->held && rx->consumed == rx->credited && !sender_has_room(rx);
+    const struct mk_p2p_rx *rx = c->rx;
+    return rx->held && rx->consumed == rx->credited && !sender_has_room(c);
 }
 
 /* Memory that the peer cannot write gets a twin that it can, on its first use. */
@@ -222,6 +264,7 @@ static void fill_mail(struct mk_p2p_comm *c, struct mk_p2p_sub *s)
     s->mail = rx->mail_next++;
     s->state = MK_P2P_ANNOUNCED;
     rx->unannounced--;
+    rx->large -= is_large(c, s);
     rx->open++;
 }
 
@@ -233,7 +276,7 @@ static int post_mail(struct mk_p2p_comm *c, uint32_t first, uint32_t count)
     struct mk_p2p_mail *m = (struct mk_p2p_mail *)(void *)((uint8_t *)c->ctrl.addr + at);
     const uint64_t use = ++rx->mail_used[slot];
     m->count = count;
-    rx->credited = m->credit > rx->credited ? m->credit : rx->credited;
+    told(rx, m->credit);
     const struct mk_put put = {.mr = c->ctrl_mr,
                                .local_off = at,
                                .len = count * (uint32_t)sizeof(*m),
@@ -250,7 +293,7 @@ static int post_mail(struct mk_p2p_comm *c, uint32_t first, uint32_t count)
  * want just this one. */
 static bool may_wait(struct mk_p2p_rx *rx)
 {
-    if (rx->unannounced >= rx->open || ++rx->waits >= PATIENCE) {
+    if (rx->large >= rx->open || ++rx->waits >= PATIENCE) {
         rx->waits = 0;
         return false;
     }
@@ -263,14 +306,14 @@ static int announce(struct mk_p2p_comm *c)
     struct mk_p2p_rx *rx = c->rx;
     uint32_t first = rx->mail_next;
     int ret = 0;
-    const bool small_too = stuck(rx) || rx->small_too;
+    const bool small_too = stuck(c) || rx->small_too;
     rx->small_too = false;
     move_mail(rx);
     for (struct mk_p2p_req *q = rx->open_first; q && rx->unannounced; q = q->next) {
         struct mk_p2p_recv *r = (struct mk_p2p_recv *)q;
         for (int i = 0; i < q->n && !ret; i++) {
             struct mk_p2p_sub *s = &r->sub[i];
-            if (s->state != MK_P2P_POSTED || !s->mr || (s->size <= MK_P2P_EAGER && !small_too))
+            if (s->state != MK_P2P_POSTED || !s->mr || (!is_large(c, s) && !small_too))
                 continue;
             if (rx->mail_next - rx->mail_first == MK_P2P_MAIL)
                 goto out_post;
@@ -348,9 +391,9 @@ int mk_p2p_rx_progress(struct mk_p2p_comm *c, struct mk_p2p_recv *r)
     for (int i = 0; !ret && r && i < r->base.n; i++)
         if (r->sub[i].state == MK_P2P_ANNOUNCED)
             ret = look(c, r, &r->sub[i], r->sub[i].mail % MK_P2P_MAIL);
-    if (!ret && c->rx->unannounced && !may_wait(c->rx))
+    if (!ret && c->rx->unannounced && ((c->rx->large && !may_wait(c->rx)) || c->rx->small_too || stuck(c)))
         ret = announce(c);
-    return ret ? ret : give_credit(c);
+    return ret ? ret : mk_p2p_rx_credit(c, false);
 }
 
 /* ---- posting ---- */
@@ -407,6 +450,8 @@ static int post(struct mk_p2p_comm *c, int n, void *const *data, const size_t *s
     *rx->open_last = &r->base;
     rx->open_last = &r->base.next;
     rx->unannounced += (unsigned)n;
+    for (int i = 0; i < n; i++)
+        rx->large += is_large(c, &r->sub[i]);
     if (rx->held)
         ret = read_held(c);
     if (!ret)

@@ -90,6 +90,17 @@ static int take_entry(struct mk_p2p_comm *c, uint32_t slot, const struct mk_p2p_
     return 0;
 }
 
+/* The receiver says that so many have been consumed. */
+static void learn(struct mk_p2p_tx *tx, uint64_t credit)
+{
+    if (credit > tx->eager)
+        return;
+    for (; tx->credit < credit; tx->credit++) {
+        const uint32_t slot = (uint32_t)(tx->credit % MK_P2P_EAGER_SLOTS);
+        tx->tail[tx->kind[slot]] = tx->ends[slot];
+    }
+}
+
 /* Copies what has come out of the mailbox: the peer may write there again as soon as it is answered. */
 static int read_mail(struct mk_p2p_comm *c)
 {
@@ -105,8 +116,7 @@ static int read_mail(struct mk_p2p_comm *c)
         const uint32_t count = m.count;
         if (!count || count > MK_P2P_MAIL - first || tx->mail_next - tx->mail_first + count > MK_P2P_MAIL)
             return mk_p2p_comm_fail(c, MK_ERR_PEER, "%s announced %u receives at once", c->name, count);
-        if (m.credit > tx->credit && m.credit <= tx->eager)
-            tx->credit = m.credit;
+        learn(tx, m.credit);
         for (uint32_t i = 0; i < count; i++) {
             if (i)
                 memcpy(&m, box + (first + i) * sizeof(m), sizeof(m));
@@ -139,21 +149,23 @@ static void close_offer(struct mk_p2p_tx *tx, struct mk_p2p_offer *o)
 
 /* ---- sending ---- */
 
-static bool ring_room(const struct mk_p2p_tx *tx)
+static bool ring_room(const struct mk_p2p_comm *c, int kind, size_t size)
 {
-    const uint64_t tail = tx->credit ? tx->ends[(tx->credit - 1) % MK_P2P_EAGER_SLOTS] : 0;
-    return tx->eager - tx->credit < MK_P2P_EAGER_SLOTS && mk_p2p_ring_room(tx->ring, tail);
+    const struct mk_p2p_tx *tx = c->tx;
+    return tx->eager - tx->credit < MK_P2P_EAGER_SLOTS &&
+           mk_p2p_ring_room(&c->p->ring[kind], tx->ring[kind], tx->tail[kind], (uint32_t)size);
 }
 
-static bool eager_room(const struct mk_p2p_comm *c)
+/* May a message of this size go at once? Then the ring for it, else -1. */
+static int eager_ring(const struct mk_p2p_comm *c, size_t size, bool offered)
 {
-    struct mk_p2p_tx *tx = c->tx;
-    if (ring_room(tx))
-        return true;
-    const uint64_t told = mk_p2p_flag(c, MK_P2P_SEND_CREDIT);
-    if (told > tx->credit && told <= tx->eager)
-        tx->credit = told;
-    return ring_room(tx);
+    const int kind = size <= MK_P2P_EAGER ? MK_P2P_SMALL : MK_P2P_LARGE;
+    if (size > c->p->ring[kind].most || (offered && kind == MK_P2P_LARGE))
+        return -1;
+    if (ring_room(c, kind, size))
+        return kind;
+    learn(c->tx, mk_p2p_flag(c, MK_P2P_SEND_CREDIT));
+    return ring_room(c, kind, size) ? kind : -1;
 }
 
 static uint64_t id_of(const struct mk_p2p_comm *c, const struct mk_p2p_send *s)
@@ -161,31 +173,42 @@ static uint64_t id_of(const struct mk_p2p_comm *c, const struct mk_p2p_send *s)
     return MK_P2P_ID_SEND + (uint64_t)(s - c->tx->req);
 }
 
-/* Copied into the ring's twin on this side: that the last use of the place was consumed means that it was read. */
-static int send_eager(struct mk_p2p_comm *c, struct mk_p2p_send *s, struct mk_p2p_offer *o)
+/* A small one is copied into the ring's twin on this side: that the last use of the place was consumed means that it was
+ * read. Of a large one only the head stands there. */
+static int send_eager(struct mk_p2p_comm *c, struct mk_p2p_send *s, struct mk_p2p_offer *o, int kind)
 {
     struct mk_p2p_tx *tx = c->tx;
+    const struct mk_p2p_ring *ring = &c->p->ring[kind];
     const uint32_t slot = (uint32_t)(tx->eager % MK_P2P_EAGER_SLOTS);
-    const uint64_t use = tx->eager / MK_P2P_EAGER_SLOTS + 1;
-    const uint64_t start = mk_p2p_ring_start(tx->ring), place = start % MK_P2P_EAGER_RING;
+    const uint64_t use = ++tx->uses[kind][slot];
+    const uint64_t start = mk_p2p_ring_start(ring, tx->ring[kind]), place = ring->at + start % ring->bytes;
     const uint64_t at = MK_P2P_SEND_EAGER_AT + place;
     struct mk_p2p_eager *e = (struct mk_p2p_eager *)(void *)((uint8_t *)c->ctrl.addr + at);
     e->size = (uint32_t)s->size;
     e->tag = s->tag;
     e->number = s->number;
     e->mail = o ? (uint32_t)(o - tx->offer) + 1 : 0;
-    if (s->size)
+    struct mk_put put = {.mr = c->ctrl_mr,
+                         .local_off = at,
+                         .len = MK_P2P_EAGER_HEAD + e->size,
+                         .rmem = c->peer,
+                         .remote_off = MK_P2P_RECV_EAGER_AT + place,
+                         .note = (uint32_t)kind * MK_P2P_EAGER_SLOTS + slot,
+                         .use4 = use & 15,
+                         .value = use,
+                         .id = id_of(c, s)};
+    if (kind == MK_P2P_LARGE) {
+        put.head = c->ctrl_mr;
+        put.head_off = at;
+        put.head_len = MK_P2P_EAGER_HEAD;
+        put.mr = s->mr->mr;
+        put.local_off = (uint64_t)(s->data - s->mr->addr);
+        put.len = e->size;
+    } else if (s->size) {
         memcpy(e + 1, s->data, s->size);
-    const struct mk_put put = {.mr = c->ctrl_mr,
-                               .local_off = at,
-                               .len = (uint32_t)(MK_P2P_EAGER_HEAD + s->size),
-                               .rmem = c->peer,
-                               .remote_off = MK_P2P_RECV_EAGER_AT + place,
-                               .note = slot,
-                               .use4 = use & 15,
-                               .value = use,
-                               .id = id_of(c, s)};
-    tx->ring = tx->ends[slot] = mk_p2p_ring_end(start, e->size);
+    }
+    tx->ring[kind] = tx->ends[slot] = mk_p2p_ring_end(start, e->size);
+    tx->kind[slot] = (uint8_t)kind;
     tx->eager++;
     if (o)
         close_offer(tx, o);
@@ -263,14 +286,14 @@ static int send_direct(struct mk_p2p_comm *c, struct mk_p2p_send *s, struct mk_p
 static int try_send(struct mk_p2p_comm *c, struct mk_p2p_send *s)
 {
     struct mk_p2p_offer *o = find_offer(c->tx, s->tag, s->number);
-    const bool small = s->size <= MK_P2P_EAGER;
     if (o && s->size > o->size) {
         s->waiting = false;
         return send_nothing(c, s, o);
     }
-    if (small && eager_room(c)) {
+    const int kind = eager_ring(c, s->size, o != NULL); /* large and announced: straight into the buffer */
+    if (kind >= 0) {
         s->waiting = false;
-        return send_eager(c, s, o);
+        return send_eager(c, s, o, kind);
     }
     if (!o || (s->size && !s->mr))
         return 0;

@@ -9,7 +9,7 @@
  *   sender's                                      receiver's
  *   flags, shadow   SEND_NOTES words each         flags, shadow   RECV_NOTES words each
  *   mail            MAIL entries (from receiver)  records         MAIL words (true sizes)
- *                                                 eager           a ring of bytes (from sender)
+ *                                                 eager           two rings of bytes (from sender)
  *
  * Every slot has a notification of its own, and is used again only after its user was answered: no two uses of one
  * notification are under way, so no order between writes is needed. */
@@ -19,12 +19,12 @@
 
 /* As bytes: 89 'm' 'K' 'n' 'e' 't' 0d 0a. */
 #define MK_P2P_MAGIC 0x0a0d74656e4b6d89ull
-#define MK_P2P_VERSION 2u
+#define MK_P2P_VERSION 3u
 #define MK_P2P_PLUGIN "mKernel"
 
-#define MK_P2P_MAIL 64u                /* receives announced at a time */
-#define MK_P2P_EAGER_SLOTS 128u        /* small messages not consumed yet */
-#define MK_P2P_EAGER_RING (128u << 10) /* bytes of them */
+#define MK_P2P_MAIL 64u /* receives announced at a time */
+enum { MK_P2P_SMALL = 0, MK_P2P_LARGE, MK_P2P_RINGS };
+#define MK_P2P_EAGER_SLOTS 128u /* messages in the receiver's rings */
 
 struct mk_p2p_handle {
     uint64_t magic;
@@ -49,8 +49,8 @@ struct mk_p2p_side {
     struct mk_net_addr addr;
     struct mk_net_key key; /* of the control memory */
     uint32_t base;         /* of its notes */
-    uint32_t pad;
-    char name[64]; /* in messages */
+    uint32_t most;         /* bytes of a message that goes into the ring: the same on both sides */
+    char name[64];         /* in messages */
 };
 
 /* The first 24 bytes of hello and reply keep their meaning in every later version. */
@@ -84,8 +84,9 @@ enum { /* notes of the sender's side; LIFE: 1 connected, 2 closed; STOP: the rec
        MK_P2P_SEND_STOP,
        MK_P2P_SEND_NOTES
 };
-enum { /* of the receiver's: eager slots, then three a mail slot, then LIFE; STOPPED: nothing is written any more */
-       MK_P2P_RECV_FULL = MK_P2P_EAGER_SLOTS,
+enum { /* of the receiver's: two an eager slot (by ring), then three a mail slot, then LIFE; STOPPED: nothing is written any
+        * more */
+       MK_P2P_RECV_FULL = MK_P2P_RINGS * MK_P2P_EAGER_SLOTS,
        MK_P2P_RECV_PART = MK_P2P_RECV_FULL + MK_P2P_MAIL,
        MK_P2P_RECV_SIZE = MK_P2P_RECV_PART + MK_P2P_MAIL,
        MK_P2P_RECV_LIFE = MK_P2P_RECV_SIZE + MK_P2P_MAIL,
@@ -117,35 +118,63 @@ struct mk_p2p_eager {
 #define MK_P2P_TOO_LARGE                                                                                     \
     (1ull << 63) /* in a size: the message has the rest of it, did not fit and was not written */
 #define MK_P2P_EAGER_HEAD 16u
-#define MK_P2P_EAGER_STRIDE 8256u
 static_assert(sizeof(struct mk_p2p_eager) == MK_P2P_EAGER_HEAD, "eager head");
-static_assert(MK_P2P_EAGER_HEAD + MK_P2P_EAGER <= MK_P2P_EAGER_STRIDE && MK_P2P_EAGER_STRIDE % 64 == 0,
-              "eager");
 
-/* The ring of small messages. Positions only grow. A message lies in one piece: where the largest one would not fit
- * before the ring's end, every message goes to its beginning, so that both sides know the place without the size. */
-static inline uint64_t mk_p2p_ring_start(uint64_t position)
+/* The rings of messages that travel at once: small ones, which the sender copies, and large ones. Positions only grow. A
+ * message lies in one piece: where the largest one would not fit before the ring's end, every message goes to its
+ * beginning, so that both sides know the place without the size.
+ *
+ * Large ones are for networks whose receiver copies anyway (software providers): the round trip of an announcement costs
+ * more there than one more copy by the receiver, who has time while the sender, the slower side, makes packets. */
+struct mk_p2p_ring {
+    uint32_t most;   /* bytes of the largest message */
+    uint32_t stride; /* what that takes in the ring; at most half of it */
+    uint32_t bytes;  /* of the ring; 0: there is none */
+    uint32_t at;     /* where it begins behind MK_P2P_SEND_EAGER_AT and MK_P2P_RECV_EAGER_AT */
+};
+static inline void mk_p2p_rings_of(const struct mk_caps *caps, struct mk_p2p_ring r[MK_P2P_RINGS])
 {
-    const uint64_t at = position % MK_P2P_EAGER_RING;
-    return at + MK_P2P_EAGER_STRIDE > MK_P2P_EAGER_RING ? position + MK_P2P_EAGER_RING - at : position;
+    const bool large = caps->head && caps->late_writes;
+    r[MK_P2P_SMALL].most = MK_P2P_EAGER;
+    r[MK_P2P_SMALL].stride = MK_P2P_EAGER + 64;
+    r[MK_P2P_SMALL].bytes = 128u << 10;
+    r[MK_P2P_SMALL].at = 0;
+    r[MK_P2P_LARGE].most = large ? MK_P2P_EAGER_LARGE : 0;
+    r[MK_P2P_LARGE].stride = large ? MK_P2P_EAGER_LARGE + 64 : 0;
+    r[MK_P2P_LARGE].bytes = large ? 2048u << 10 : 0;
+    r[MK_P2P_LARGE].at = r[MK_P2P_SMALL].bytes;
+}
+static inline uint32_t mk_p2p_rings_bytes(const struct mk_p2p_ring r[MK_P2P_RINGS])
+{
+    return r[MK_P2P_SMALL].bytes + r[MK_P2P_LARGE].bytes;
+}
+/* The largest message that needs no announcement. */
+static inline uint32_t mk_p2p_rings_most(const struct mk_p2p_ring r[MK_P2P_RINGS])
+{
+    return r[r[MK_P2P_LARGE].bytes ? MK_P2P_LARGE : MK_P2P_SMALL].most;
+}
+static inline uint64_t mk_p2p_ring_start(const struct mk_p2p_ring *r, uint64_t position)
+{
+    const uint64_t at = position % r->bytes;
+    return at + r->stride > r->bytes ? position + r->bytes - at : position;
 }
 static inline uint64_t mk_p2p_ring_end(uint64_t start, uint32_t size)
 {
     return start + ((MK_P2P_EAGER_HEAD + size + 63u) & ~63u);
 }
-/* Is there room for the largest message, if all before `tail` is consumed? */
-static inline bool mk_p2p_ring_room(uint64_t position, uint64_t tail)
+/* Is there room for a message of `size`, if all before `tail` is consumed? */
+static inline bool mk_p2p_ring_room(const struct mk_p2p_ring *r, uint64_t position, uint64_t tail,
+                                    uint32_t size)
 {
-    return mk_p2p_ring_start(position) + MK_P2P_EAGER_STRIDE - tail <= MK_P2P_EAGER_RING;
+    return mk_p2p_ring_end(mk_p2p_ring_start(r, position), size) - tail <= r->bytes;
 }
 
-/* Places in the control memories. `staging` is where the owner composes what it sends. */
+/* Places in the control memories; the ring comes last. `staging` is where the owner composes what it sends: a sender's
+ * messages at the places that they have in the ring. */
 #define MK_P2P_ALIGN(x) (((x) + 63u) & ~63u)
 #define MK_P2P_SEND_MAIL_AT MK_P2P_ALIGN(16u * MK_P2P_SEND_NOTES)
-#define MK_P2P_SEND_EAGER_AT (MK_P2P_SEND_MAIL_AT + MK_P2P_MAIL * 128u) /* staging */
-#define MK_P2P_SEND_SIZE_AT (MK_P2P_SEND_EAGER_AT + MK_P2P_EAGER_RING)  /* staging */
-#define MK_P2P_SEND_BYTES (MK_P2P_SEND_SIZE_AT + 8u * MK_P2P_MAIL)
+#define MK_P2P_SEND_SIZE_AT (MK_P2P_SEND_MAIL_AT + MK_P2P_MAIL * 128u)            /* staging */
+#define MK_P2P_SEND_EAGER_AT MK_P2P_ALIGN(MK_P2P_SEND_SIZE_AT + 8u * MK_P2P_MAIL) /* staging */
 #define MK_P2P_RECV_SIZE_AT MK_P2P_ALIGN(16u * MK_P2P_RECV_NOTES)
-#define MK_P2P_RECV_EAGER_AT (MK_P2P_RECV_SIZE_AT + 8u * MK_P2P_MAIL)
-#define MK_P2P_RECV_MAIL_AT (MK_P2P_RECV_EAGER_AT + MK_P2P_EAGER_RING) /* staging */
-#define MK_P2P_RECV_BYTES (MK_P2P_RECV_MAIL_AT + MK_P2P_MAIL * 128u)
+#define MK_P2P_RECV_MAIL_AT MK_P2P_ALIGN(MK_P2P_RECV_SIZE_AT + 8u * MK_P2P_MAIL) /* staging */
+#define MK_P2P_RECV_EAGER_AT (MK_P2P_RECV_MAIL_AT + MK_P2P_MAIL * 128u)

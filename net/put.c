@@ -270,13 +270,18 @@ static int check(const struct mk_link *l, const struct mk_put *p)
     if (!(p->flags & MK_PUT_NO_NOTE) && p->note >= l->notes.n)
         return mk_fail_quiet(MK_ERR_INVALID, "put to %s: notification %u of %u", l->name, p->note,
                              l->notes.n);
+    if (p->head_len && (!l->e->caps.head || !p->head || !p->len || p->head_off > p->head->len ||
+                        p->head_len > p->head->len - p->head_off))
+        return mk_fail_quiet(MK_ERR_INVALID, "put to %s: %u bytes cannot go in front of %u", l->name,
+                             p->head_len, p->len);
     if (!p->len)
         return 0;
     if (p->flags & MK_PUT_CREDIT || !p->mr || !p->rmem || p->rmem->conn != l->conn)
         return mk_fail_quiet(MK_ERR_INVALID, "put to %s: %u bytes without memory of this link", l->name,
                              p->len);
+    const uint64_t all = (uint64_t)p->head_len + p->len;
     if (p->local_off > p->mr->len || p->len > p->mr->len - p->local_off || p->remote_off > p->rmem->len ||
-        p->len > p->rmem->len - p->remote_off || p->len > l->e->caps.max_message)
+        all > p->rmem->len - p->remote_off || all > l->e->caps.max_message)
         return mk_fail_quiet(MK_ERR_INVALID, "put to %s: %u bytes at %llu to %llu leave the memory", l->name,
                              p->len, (unsigned long long)p->local_off, (unsigned long long)p->remote_off);
     return 0;

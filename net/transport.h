@@ -45,9 +45,12 @@ struct mk_wr {
     uint64_t inline_data;
     struct mk_rmem *rmem;
     uint64_t remote_off;
-    uint32_t len;
+    uint32_t len; /* of the payload; with head_len of `head` in front of it */
     uint32_t imm;
     uint32_t flags;
+    uint32_t head_len; /* 0 unless caps.head */
+    uint64_t head_off;
+    struct mk_mr *head;
 };
 
 enum mk_wc_kind { MK_WC_LOCAL = 0, MK_WC_REMOTE = 1 };

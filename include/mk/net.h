@@ -42,6 +42,7 @@ struct mk_caps {
     bool late_writes;
     bool gpu_memory; /* mk_engine_reg takes pointers to GPU memory (without shm) */
     bool dmabuf;
+    bool head;               /* a write may take its first bytes from other memory than the rest */
     unsigned immediate_bits; /* 0 or >= 32 */
     unsigned max_batch;      /* work requests the transport takes in one post */
     unsigned depth;          /* work requests in flight on a link */
@@ -122,6 +123,9 @@ struct mk_put {
     struct mk_mr *mr; /* source; NULL with len 0 */
     uint64_t local_off;
     uint32_t len;
+    uint32_t head_len;  /* caps.head: so many bytes of `head` go before the payload, in the same write */
+    struct mk_mr *head; /* NULL with head_len 0 */
+    uint64_t head_off;
     struct mk_rmem *rmem; /* destination */
     uint64_t remote_off;
     uint32_t note;  /* index within the peer's notes */

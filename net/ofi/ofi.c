@@ -205,6 +205,7 @@ static void fill_caps(bool delivery, struct mk_ofi_dev *d)
     caps->delivery_complete = delivery && strcmp(caps->provider, "shm");
     /* Software providers look a key up when a write begins, and then go on writing; only cards take it back. */
     caps->late_writes = strcmp(caps->provider, "efa") && strncmp(caps->provider, "verbs", 5);
+    caps->head = i->tx_attr->rma_iov_limit >= 1 && i->tx_attr->iov_limit >= 2;
     caps->immediate_bits = i->domain_attr->cq_data_size >= 4 ? 32 : 0;
     caps->max_batch = 64;
     caps->depth = i->tx_attr->size < MK_OFI_DEPTH ? (unsigned)i->tx_attr->size : MK_OFI_DEPTH;

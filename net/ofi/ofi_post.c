@@ -123,12 +123,14 @@ static const char *bad_range(const struct mk_ofi_conn *c, const struct mk_wr *w)
         return w->len ? "a write without a target" : NULL;
     if (r->conn != &c->base)
         return "the target memory was not imported on this connection";
-    if (w->remote_off > r->len || w->len > r->len - w->remote_off)
+    if (w->remote_off > r->len || (uint64_t)w->head_len + w->len > r->len - w->remote_off)
         return "the target range ends beyond the peer's registered memory";
     if (w->flags & MK_WR_INLINE)
         return w->len > 8 ? "more than 8 inline bytes" : NULL;
     if (w->len && (!w->mr || w->local_off > w->mr->len || w->len > w->mr->len - w->local_off))
         return "the source range is not in registered memory";
+    if (w->head_len && (!w->head || w->head_off > w->head->len || w->head_len > w->head->len - w->head_off))
+        return "the head is not in registered memory";
     return NULL;
 }
 
@@ -145,20 +147,27 @@ static ssize_t post_write(struct mk_ofi_conn *c, const struct mk_wr *w, struct m
                           uint64_t key, bool more)
 {
     const struct mk_ofi_mr *mr = (const struct mk_ofi_mr *)w->mr;
-    struct iovec iov = {NULL, w->len};
-    struct fi_rma_iov rma = {addr, w->len, key};
-    void *desc = NULL;
+    struct iovec iov[2] = {{NULL, w->len}};
+    struct fi_rma_iov rma = {addr, (size_t)w->head_len + w->len, key};
+    void *desc[2] = {NULL};
+    const size_t at = w->head_len ? 1 : 0; /* of the payload */
     uint64_t flags = FI_COMPLETION;
     if (w->len && w->flags & MK_WR_INLINE) {
         x->word = w->inline_data;
-        iov.iov_base = &x->word;
+        iov[0].iov_base = &x->word;
         if (c->dev->inject)
             flags |= FI_INJECT;
         else
-            desc = word_desc(c->dev, x);
+            desc[0] = word_desc(c->dev, x);
     } else if (w->len) {
-        iov.iov_base = (uint8_t *)w->mr->addr + w->local_off;
-        desc = mr->desc;
+        if (at) {
+            iov[0].iov_base = (uint8_t *)w->head->addr + w->head_off;
+            iov[0].iov_len = w->head_len;
+            desc[0] = ((const struct mk_ofi_mr *)w->head)->desc;
+            iov[1].iov_len = w->len;
+        }
+        iov[at].iov_base = (uint8_t *)w->mr->addr + w->local_off;
+        desc[at] = mr->desc;
     }
     if (w->flags & MK_WR_IMM)
         flags |= FI_REMOTE_CQ_DATA;
@@ -166,9 +175,9 @@ static ssize_t post_write(struct mk_ofi_conn *c, const struct mk_wr *w, struct m
         flags |= FI_DELIVERY_COMPLETE;
     if (more)
         flags |= FI_MORE;
-    const struct fi_msg_rma msg = {.msg_iov = &iov,
-                                   .desc = &desc,
-                                   .iov_count = 1,
+    const struct fi_msg_rma msg = {.msg_iov = iov,
+                                   .desc = desc,
+                                   .iov_count = at + 1,
                                    .addr = c->addr,
                                    .rma_iov = &rma,
                                    .rma_iov_count = 1,
@@ -234,7 +243,9 @@ static int report(struct mk_ofi_dev *d, struct mk_ofi_ctx *x, int status, const 
         wc->id = x->id;
         wc->imm = 0;
         wc->conn = &c->base;
-        snprintf(wc->text, sizeof(wc->text), "%s", cause ? cause : "");
+        wc->text[0] = 0;
+        if (cause)
+            snprintf(wc->text, sizeof(wc->text), "%s", cause);
     }
     ctx_give(d, x);
     return told;
@@ -308,20 +319,23 @@ static int poll_rx(struct mk_ofi_dev *d, struct mk_wc *wcs, int max)
 
 /* Looking at an empty queue makes the provider go round (a system call or two); both queues in every poll would
  * cost that twice. So: with nothing of ours in flight the rx queue alone, and now and then the other one, for those
- * that move inline writes only from there; else tx three times of four first, the other one only if that has nothing. */
+ * that move inline writes only from there; else first tx, which often has an entry as soon as a write was posted, unless it
+ * had one the last time; the other one only if the first has nothing. */
 int mk_ofi_poll(struct mk_dev *dev, struct mk_wc *wcs, int max)
 {
     struct mk_ofi_dev *d = (struct mk_ofi_dev *)dev;
     int n = poll_ended(d, wcs, max);
-    const bool tx_first = d->in_flight ? d->polls % 4 != 0 : d->polls % 16 == 0;
+    const bool tx_first = d->in_flight ? !d->tx_found : d->polls % 16 == 0;
     const bool both = d->in_flight != 0;
     d->polls++;
+    d->tx_found = false;
     for (int i = 0; i < 2 && n < max; i++) {
         const int got = tx_first == (i == 0) ? poll_tx(d, wcs + n, max - n) : poll_rx(d, wcs + n, max - n);
         if (got < 0)
             return mk_fail(MK_ERR_NET, "NET", "ofi: %s: reading a completion queue: %s",
                            d->base.caps.provider, d->lib->strerror(-got));
         n += got;
+        d->tx_found |= got && tx_first == (i == 0);
         if (got || (!both && !tx_first))
             break;
     }

@@ -34,11 +34,28 @@ static int exchange(struct half *h, size_t sent, size_t posted, int tag)
 
 static int sizes(struct half *h)
 {
-    static const size_t size[] = {0,    1,     7,       8,     4095,  4096,        8191,     8192,
-                                  8193, 65536, 1 << 20, 12345, 99999, 3000000 + 5, 16 << 20, HALF_BYTES / 2};
+    static const size_t size[] = {0,
+                                  1,
+                                  7,
+                                  8,
+                                  4095,
+                                  4096,
+                                  8191,
+                                  8192,
+                                  MK_P2P_EAGER_LARGE - 1,
+                                  8193,
+                                  65536,
+                                  1 << 20,
+                                  12345,
+                                  99999,
+                                  3000000 + 5,
+                                  16 << 20,
+                                  HALF_BYTES / 2,
+                                  MK_P2P_EAGER_LARGE,
+                                  MK_P2P_EAGER_LARGE + 1};
     CHECK_OK(half_join(h));
     for (size_t i = 0; i < sizeof(size) / sizeof(size[0]); i++)
-        for (int k = 0; k < (size[i] > 1 << 20 ? 2 : 100); k++)
+        for (int k = 0; k < (size[i] > 1 << 20 ? 2 : size[i] > 100000 ? 8 : 100); k++)
             if (exchange(h, size[i], size[i], k % 3))
                 return 1;
     return half_step(h);
@@ -46,10 +63,11 @@ static int sizes(struct half *h)
 
 static int unequal(struct half *h)
 {
-    static const size_t posted[] = {1, 8, 8192, 8193, 100000, 4 << 20};
+    static const size_t posted[] = {1,      8, 8192, 8193, 100000, MK_P2P_EAGER_LARGE, MK_P2P_EAGER_LARGE + 1,
+                                    4 << 20};
     CHECK_OK(half_join(h));
     for (size_t i = 0; i < sizeof(posted) / sizeof(posted[0]); i++)
-        for (int k = 0; k < 70; k++) {
+        for (int k = 0; k < (posted[i] > 100000 ? 15 : 70); k++) {
             const size_t p = posted[i];
             const size_t sent[] = {0, p > 8 ? 8 : 0, p / 2, p - 1, p};
             if (exchange(h, sent[k % 5], p, 5))

@@ -388,30 +388,30 @@ static int announces(struct half *h, uint32_t count, uint32_t mr, uint64_t offse
         CHECK_OK(put(c, MK_P2P_RECV_MAIL_AT, sizeof(*m), MK_P2P_SEND_MAIL_AT, 0));
         return serve(h);
     }
-    const int ret = post_send(h->tx, h->mem, 100000, 0, h->tx_mr, &s);
+    const int ret = post_send(h->tx, h->mem, 400000, 0, h->tx_mr, &s);
     CHECK(ret == MK_ERR_PEER || (!ret && finish(s, NULL) == MK_ERR_PEER));
     return half_step(h);
 }
 
 static int lie_place(struct half *h)
 {
-    return announces(h, 1, 0, HALF_BYTES / 2 - 10, 100000);
+    return announces(h, 1, 0, HALF_BYTES / 2 - 10, 400000);
 }
 static int lie_wrap(struct half *h)
 {
-    return announces(h, 1, 0, UINT64_MAX - 10, 100000);
+    return announces(h, 1, 0, UINT64_MAX - 10, 400000);
 }
 static int lie_count(struct half *h)
 {
-    return announces(h, 65, 0, 0, 100000);
+    return announces(h, 65, 0, 0, 400000);
 }
 static int lie_none(struct half *h)
 {
-    return announces(h, 0, 0, 0, 100000);
+    return announces(h, 0, 0, 0, 400000);
 }
 static int lie_memory(struct half *h)
 {
-    return announces(h, 1, UINT32_MAX, 0, 100000);
+    return announces(h, 1, UINT32_MAX, 0, 400000);
 }
 
 /* A small message that says it is large. */
