@@ -135,19 +135,23 @@ static int too_small(struct half *h)
 {
     struct mk_p2p_req *s, *r;
     CHECK_OK(half_join(h));
-    memset(half_in(h), 0x11, 100000);
-    /* the receiver sees it */
-    CHECK_OK(post_send(h->tx, h->mem, 100, 0, h->tx_mr, &s));
-    CHECK_OK(post_recv(h->rx, half_in(h), 99, 0, h->rx_mr, &r));
-    CHECK(finish(r, NULL) == MK_ERR_INVALID);
-    CHECK_OK(finish(s, NULL));
+    const size_t large = mk_p2p_rings_most(h->p->ring) + 12000; /* announced */
+    memset(half_in(h), 0x11, 2 * large);
+    /* the receiver sees it, of what travels at once */
+    const size_t least[] = {100, MK_P2P_EAGER, mk_p2p_rings_most(h->p->ring)};
+    for (int i = 0; i < 3; i++) {
+        CHECK_OK(post_send(h->tx, h->mem, least[i], 0, h->tx_mr, &s));
+        CHECK_OK(post_recv(h->rx, half_in(h), least[i] - 1, 0, h->rx_mr, &r));
+        CHECK(finish(r, NULL) == MK_ERR_INVALID);
+        CHECK_OK(finish(s, NULL));
+    }
     /* the sender sees it */
     CHECK_OK(half_step(h));
-    CHECK_OK(post_recv(h->rx, half_in(h), 20000, 0, h->rx_mr, &r));
-    CHECK_OK(post_send(h->tx, h->mem, 20001, 0, h->tx_mr, &s));
+    CHECK_OK(post_recv(h->rx, half_in(h), large, 0, h->rx_mr, &r));
+    CHECK_OK(post_send(h->tx, h->mem, large + 1, 0, h->tx_mr, &s));
     CHECK(finish(s, NULL) == MK_ERR_INVALID);
     CHECK(finish(r, NULL) == MK_ERR_INVALID); /* and tells the receiver */
-    for (int i = 0; i < 100000; i++)
+    for (size_t i = 0; i < 2 * large; i++)
         CHECK(half_in(h)[i] == 0x11);
     /* outside of what was registered, or of nothing */
     CHECK(mk_p2p_send(h->tx, half_in(h), 10000, 0, h->tx_mr, &s) == MK_ERR_INVALID);
