@@ -82,6 +82,10 @@ endforeach()
 mk_conformance(mutant_lost_credit test_net_mutant_3 immediate hostile=7 stall=3 expect=caught)
 mk_conformance(mutant_lost_credit_flag test_net_mutant_3 flag ordered=1 hostile=7 stall=3 expect=caught)
 mk_conformance(mutant_early_reuse test_net_mutant_4 immediate hostile=7 expect=caught)
+if(MK_SANITIZE MATCHES thread) # a source that is written while it is sent: TSan may see it first, and that counts
+    set_tests_properties(net.conformance_mutant_early_reuse PROPERTIES PASS_REGULAR_EXPRESSION
+                         "caught: payload;WARNING: ThreadSanitizer: data race")
+endif()
 mk_conformance(mutant_early_flag test_net_mutant_5 immediate hostile=7 expect=caught)
 mk_conformance(mutant_early_flag_flag test_net_mutant_5 flag ordered=1 hostile=7 expect=caught)
 
