@@ -132,6 +132,8 @@ struct mk_p2p_ring {
     uint32_t bytes;  /* of the ring; 0: there is none */
     uint32_t at;     /* where it begins behind MK_P2P_SEND_EAGER_AT and MK_P2P_RECV_EAGER_AT */
 };
+_Static_assert(2 * (MK_P2P_EAGER_LARGE + 64) <= 2048u << 10 && 2 * (MK_P2P_EAGER + 64) <= 128u << 10,
+               "a stride skipped at the end and a message fit");
 static inline void mk_p2p_rings_of(const struct mk_caps *caps, struct mk_p2p_ring r[MK_P2P_RINGS])
 {
     const bool large = caps->head && caps->late_writes;

@@ -8,8 +8,10 @@
  *
  * Matching: the k-th message sent with a tag meets the k-th receive posted with that tag.
  * Ways of a message: at most MK_P2P_EAGER bytes travel at once, into a ring at the receiver, with size and tag in front
- * (one write); over software networks, whose receivers have time for a copy, up to MK_P2P_EAGER_LARGE. More waits until the receiver has written {place, key, size, tag} into a mailbox at the sender, and is
- * then written straight into the posted buffer (one write; two if it is shorter than what was posted).
+ * (one write); over software networks, whose receivers have time for a copy, up to MK_P2P_EAGER_LARGE (of 256 KiB each,
+ * eight in flight, the copy cost more than the announcement saved). More waits until the receiver has written {place,
+ * key, size, tag} into a mailbox at the sender, and is then written straight into the posted buffer (one write; two if it
+ * is shorter than what was posted).
  *
  * Nothing blocks. MK_ERR_AGAIN from connect, accept, send, recv: not now, call again. Close functions always work,
  * with requests pending and without the peer. A request is dead after test said done. */
@@ -20,7 +22,7 @@
 #define MK_P2P_RECVS 8     /* messages in one receive */
 #define MK_P2P_REQUESTS 32 /* receives in flight on a comm; sends: MK_P2P_RECVS times that */
 #define MK_P2P_EAGER 8192u
-#define MK_P2P_EAGER_LARGE (256u << 10)
+#define MK_P2P_EAGER_LARGE (64u << 10)
 
 struct mk_p2p;
 struct mk_p2p_listener;
