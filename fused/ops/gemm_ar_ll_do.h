@@ -55,16 +55,6 @@ MK_DEV bool mk_ll_headers_done(const struct mk_ar *ar, uint64_t done)
 {
     return done == (ar->rings.topo.nlocal == 32 ? ~0ull : (1ull << (2 * ar->rings.topo.nlocal)) - 1);
 }
-/* Have all of the headers come, and are they of this call? One lane. */
-MK_DEV bool mk_ll_header_matches(const struct mk_ar *ar, const struct mk_ar_block *blk, int32_t p);
-MK_DEV bool mk_ll_all_match(const struct mk_ar *ar, const struct mk_ar_block *blk)
-{
-    bool all = true;
-    MK_ROLLED
-    for (int32_t p = 0; p < ar->rings.topo.nlocal; p++)
-        all &= p == ar->rings.topo.local || mk_ll_header_matches(ar, blk, p);
-    return all;
-}
 /* Is local rank p's header here, and that of this call? (Another call's is the last block's to report.) */
 MK_DEV bool mk_ll_header_matches(const struct mk_ar *ar, const struct mk_ar_block *blk, int32_t p)
 {
@@ -76,6 +66,15 @@ MK_DEV bool mk_ll_header_matches(const struct mk_ar *ar, const struct mk_ar_bloc
         return false;
     mk_peeked();
     return mk_ld_rlx_sys_u64(&h[0]) == blk->epoch && mk_ld_rlx_sys_u64(&h[1]) == ar->signature;
+}
+/* Have all of the headers come, and are they of this call? One lane. */
+MK_DEV bool mk_ll_all_match(const struct mk_ar *ar, const struct mk_ar_block *blk)
+{
+    bool all = true;
+    MK_ROLLED
+    for (int32_t p = 0; p < ar->rings.topo.nlocal; p++)
+        all &= p == ar->rings.topo.local || mk_ll_header_matches(ar, blk, p);
+    return all;
 }
 /* The first local rank whose header has not come, for messages. */
 MK_DEV int32_t mk_ll_absent(const struct mk_ar *ar)

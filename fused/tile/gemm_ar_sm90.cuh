@@ -13,6 +13,8 @@
  * go: a barrier by which the leader tells the producer whether there is a session (blk->task is a tile).
  * stage_tile[s]: number of the tile whose first stage is s, or MK_TILE_END. Written by the producer before it arrives
  * at full[s] (release), read by consumers after they waited for it (acquire), free again with empty[s].
+ * s, phase: where the next session begins in the pipeline; by thread 0 at the end of one, read by all consumers at the
+ * start of the next (the producer keeps its own).
  *
  * Publish: a tile leaves by bulk stores of thread 0 of each consumer warpgroup, during the first steps of the next
  * tile; that thread waits for them to be complete (not only read), orders them before its count (fence.proxy.async),

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
-/* Publish and consume: the only two ways to hand a payload from one block to another reader.
+/* Publish and consume: the ways to hand a payload from one block to another reader; the latency path's is ll.h.
  *
  * Guarantee: a reader that consumed a flag with value v sees every byte written before the publish of v. Example:
  *   writer block:  all lanes store the payload; mk_publish_sys(flag, position + 1)
  *   reader block:  leader: if (mk_poll_sys(flag) == position + 1) ...; all lanes: mk_consume(); read the payload
  * publish = order bulk stores, block barrier, release store by one lane; consume = acquire load by one lane (the
- * poll), block barrier, order later bulk loads. No non-coherent loads of flagged data.
+ * poll), block barrier, order later bulk loads. The schedules use their halves where one fence serves several flags:
+ * peeks and mk_peeked for consume, mk_posting and posts for publish (dev.h). No non-coherent loads of flagged data.
  *
  * Who writes, who reads, with which scope:
  *   flag                          written by                    read by              scope
