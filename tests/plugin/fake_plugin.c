@@ -4,6 +4,7 @@
 #include "plugin/nccl/abi_profiler.h"
 #include "plugin/nccl/abi_tuner.h"
 #include "tests/plugin/fake.h"
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,19 +35,21 @@ void fake_warn(const char *fmt, ...)
 
 /* ---- net ---- */
 
+/* The fault "once" outlives the library in the environment. */
 static int init6(mk_nccl_logger_fn log)
 {
     logger = log;
-    return 0;
+    if (fake_fault("once") && getenv("FAKE_WAS_HERE"))
+        return MK_NCCL_INTERNAL_ERROR;
+    return fake_fault("once") ? setenv("FAKE_WAS_HERE", "1", 1) : 0;
 }
 
 static int init12(void **ctx, uint64_t id, struct mk_nccl_net_config *cfg, mk_nccl_logger_fn log,
                   mk_nccl_net_event_fn prof)
 {
     (void)id, (void)cfg, (void)prof;
-    logger = log;
     *ctx = &logger;
-    return 0;
+    return init6(log);
 }
 
 static int finalize(void *ctx)
@@ -247,6 +250,8 @@ __attribute__((constructor)) static void spoil(void)
         ncclNetPlugin_v6.name = "other";
     if (fake_fault("missing"))
         ncclNetPlugin_v12.closeListen = NULL;
+    if (fake_fault("signals"))
+        signal(SIGUSR2, SIG_IGN);
 }
 
 /* ---- tuner ---- */

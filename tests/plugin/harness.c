@@ -101,10 +101,11 @@ static _Noreturn void run_rank(struct rank *r, const struct test_case *t)
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     r->random = 0x9e3779b97f4a7c15ull * (uint64_t)(r->me + 1) + (uint64_t)r->c.version;
     r->end = now_ns() + (uint64_t)(r->o->limit * 1e9);
-    if (!t->raw)
+    const bool opens = !t->raw && !t->loads;
+    if (opens)
         rank_open(r);
     t->run(r);
-    if (!t->raw)
+    if (opens)
         need(r, !caller_finalize(&r->c), "finalize failed");
     fflush(stdout);
     exit(0); /* not _exit: destructors of the plugin, and the sanitizers, have their say */
@@ -229,7 +230,8 @@ static unsigned versions_of(const struct options *o)
 
 static int run_all(const struct options *o)
 {
-    static const struct test_case *const lists[] = {cases_table, cases_data, cases_life, cases_churn};
+    static const struct test_case *const lists[] = {cases_table, cases_side,  cases_data,
+                                                    cases_life,  cases_churn, cases_list};
     const unsigned mask = versions_of(o);
     int ran = 0, failed = 0, skipped = 0;
     if (!mask) {
@@ -261,6 +263,7 @@ static const char help[] = "usage: harness PLUGIN.so [options]\n"
                            "  --rounds N       repetitions of the random cases (default 1)\n"
                            "  --limit S        seconds a case may take (default 30)\n"
                            "  --patience S     seconds until a lost peer must be an error (default 15)\n"
+                           "  --with OTHER.so  a second plugin: the cases about lists of plugins too\n"
                            "  --set NAME=TEXT  an environment variable; + stands for ;\n"
                            "  --own            also what only this project's plugin promises\n"
                            "  --verbose        the plugin's log lines\n";
@@ -279,12 +282,19 @@ static int set(char *text)
 int main(int argc, char **argv)
 {
     static const struct option longs[] = {
-        {"only", required_argument, NULL, 'o'},  {"version", required_argument, NULL, 'v'},
-        {"max", required_argument, NULL, 'm'},   {"rounds", required_argument, NULL, 'r'},
-        {"limit", required_argument, NULL, 'l'}, {"patience", required_argument, NULL, 'p'},
-        {"own", no_argument, NULL, 'w'},         {"verbose", no_argument, NULL, 'b'},
-        {"set", required_argument, NULL, 's'},   {"but", required_argument, NULL, 'n'},
-        {"help", no_argument, NULL, 'h'},        {NULL, 0, NULL, 0},
+        {"only", required_argument, NULL, 'o'},
+        {"version", required_argument, NULL, 'v'},
+        {"max", required_argument, NULL, 'm'},
+        {"rounds", required_argument, NULL, 'r'},
+        {"limit", required_argument, NULL, 'l'},
+        {"patience", required_argument, NULL, 'p'},
+        {"own", no_argument, NULL, 'w'},
+        {"verbose", no_argument, NULL, 'b'},
+        {"set", required_argument, NULL, 's'},
+        {"but", required_argument, NULL, 'n'},
+        {"with", required_argument, NULL, 'W'},
+        {"help", no_argument, NULL, 'h'},
+        {NULL, 0, NULL, 0},
     };
     struct options o = {.max = 64u << 20, .rounds = 1, .limit = 30, .patience = 15};
     int c;
@@ -293,6 +303,8 @@ int main(int argc, char **argv)
             o.only = optarg;
         else if (c == 'n')
             o.but = optarg;
+        else if (c == 'W')
+            o.with = optarg;
         else if (c == 'v')
             o.version = atoi(optarg);
         else if (c == 'm')

@@ -8,10 +8,12 @@
  *
  *   harness.c        command line, processes, deadlines
  *   harness_conn.c   what the cases share: meeting, connecting, buffers with canaries, waiting
- *   harness_table.c  tables and properties, init and finalize, tuner, profiler
+ *   harness_table.c  tables and properties, init and finalize
+ *   harness_side.c   tuner, profiler
  *   harness_data.c   sizes, order, requests in flight, groups
  *   harness_life.c   connecting, closing, dying, strangers, threads
- *   harness_churn.c  many communicators, one after another */
+ *   harness_churn.c  many communicators, one after another
+ *   harness_list.c   a list of plugins; everything unloaded between two communicators */
 #pragma once
 #include "tests/plugin/caller.h"
 
@@ -26,6 +28,7 @@ struct shared {
 
 struct options {
     const char *path;
+    const char *with; /* a second plugin for the cases about lists; NULL: they are skipped */
     const char *only; /* names, comma separated; NULL: all */
     const char *but;  /* not these */
     int version;      /* 0: every one exported */
@@ -54,8 +57,11 @@ struct test_case {
     void (*run)(struct rank *r);
     bool killed; /* rank 1 ends by SIGKILL, as intended */
     bool raw;    /* opens the library itself, runs once, not for each version */
+    bool loads;  /* opens the library itself, for each version */
 };
-extern const struct test_case cases_table[], cases_data[], cases_life[], cases_churn[]; /* end: name NULL */
+/* end: name NULL */
+extern const struct test_case cases_table[], cases_side[], cases_data[], cases_life[], cases_churn[],
+    cases_list[];
 
 /* ---- harness.c ---- */
 _Noreturn void broken(const struct rank *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
@@ -72,6 +78,8 @@ const char *last_warning(void);
 
 /* ---- harness_churn.c ---- */
 int open_files(void); /* of this process */
+/* One communicator's life: a connection each way, a large and a small message over each, closed. */
+void communicator(struct rank *r, int number);
 
 /* ---- harness_conn.c ---- */
 struct buf {

@@ -1,13 +1,13 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Copyright mKernel authors
-# harness_self.sh HARNESS FAKE.so: the harness finds nothing in the fake plugin, and in each of its faults the fault.
+# harness_self.sh HARNESS FAKE.so OTHER.so: the harness finds nothing in the fake plugin, and in each of its faults the fault.
 # A fault is caught by the case named beside it, run with the version named.
-harness=$1 fake=$2 bad=0 log=$(mktemp)
+harness=$1 fake=$2 other=$3 bad=0 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
 caught() { # fault case [version [text that the finding has]]
-    FAKE_FAULT=$1 "$harness" "$fake" --only "$2" --version "${3:-12}" --limit 4 --patience 2 --max 300000 \
+    FAKE_FAULT=$1 "$harness" "$fake" --with "$other" --only "$2" --version "${3:-12}" --limit 4 --patience 2 --max 300000 \
         >"$log" 2>&1
     status=$?
     if [ $status -ne 1 ] || ! grep -q "$2: FAILED" "$log" || ! grep -q "${4:-.}" "$log"; then
@@ -17,7 +17,7 @@ caught() { # fault case [version [text that the finding has]]
     fi
 }
 
-FAKE_FAULT='' "$harness" "$fake" --limit 120 --patience 15 --max 5000000 >"$log" 2>&1 || {
+FAKE_FAULT='' "$harness" "$fake" --with "$other" --limit 120 --patience 15 --max 5000000 >"$log" 2>&1 || {
     echo "the harness finds faults in the right plugin:"
     cat "$log"
     bad=1
@@ -62,4 +62,8 @@ caught profiler_mask profiler 12 'the mask as it was'
 caught profiler_context profiler 12 'no context'
 caught profiler_handle profiler 12 unwritten
 caught profiler_args profiler 12 'signal\|SEGV\|null pointer'
+caught signals list_idle 12 'signal 12'
+caught quiet list_mixed 12 'without a warning'
+caught once again 12 'init of'
+caught leak again 12 'files more'
 exit $bad
