@@ -250,6 +250,39 @@ int mk_comm_info(mk_comm_t comm, struct mk_comm_info *out)
     return 0;
 }
 
+int mk_plan_info(mk_comm_t comm, int64_t m, int64_t n, mk_dtype_t dtype, struct mk_plan_info *out)
+{
+    struct mk_gemm_call call;
+    struct mk_ar ar;
+    int ret = mk_comm_mine(comm);
+    memset(&call, 0, sizeof(call));
+    call.m = m;
+    call.n = n;
+    call.dtype = dtype;
+    if (!ret && !out)
+        ret = mk_fail_quiet(MK_ERR_INVALID, "out is NULL");
+    if (!ret)
+        ret =
+            mk_plan_build(&comm->rings, !strcmp(comm->settings.wire, "fp32"), comm->gpu != NULL, &call, &ar);
+    if (ret)
+        return ret;
+    if (comm->gpu)
+        mk_gpu_plan(comm, &ar);
+    else
+        bind(comm, &ar);
+    const uint32_t elem = ar.wire_fp32 ? 4 : (uint32_t)mk_elem_bytes(dtype);
+    const struct mk_plan_info i = {
+        mk_tiles(&ar.grid),
+        ar.grid.chunk_rows * ar.grid.chunk_cols,
+        (uint32_t)ar.grid.chunk_m * (uint32_t)ar.grid.chunk_n * elem,
+        ar.blocks,
+        ar.budget,
+        ar.latency,
+    };
+    *out = i;
+    return 0;
+}
+
 int mk_comm_barrier(mk_comm_t comm)
 {
     if (!comm)

@@ -58,6 +58,25 @@ static bool is_hopper(const struct mk_gpu *g)
     return major == 9 && minor == 0;
 }
 
+static bool hopper_kernels(const struct mk_comm *comm)
+{
+    return is_hopper(comm->gpu) && strcmp(comm->settings.gemm, "portable");
+}
+
+/* Narrower tiles where wide ones do not give every block one. */
+static int tile_columns(const struct mk_ar *ar)
+{
+    return mk_tiles(&ar->grid) >= (uint32_t)ar->blocks ? 256 : 128;
+}
+
+void mk_gpu_plan(const struct mk_comm *comm, struct mk_ar *ar)
+{
+    ar->blocks = mk_gpu_blocks(comm);
+    choose_budget(comm, ar);
+    ar->grid.tile_n = !ar->latency && hopper_kernels(comm) ? tile_columns(ar) : 128;
+    mk_grid_count(&ar->grid);
+}
+
 static int launch(struct mk_comm *comm, const struct mk_gemm_problem *p, struct mk_ar *ar, void *stream)
 {
     const struct mk_gpu *g = comm->gpu;
@@ -66,11 +85,10 @@ static int launch(struct mk_comm *comm, const struct mk_gemm_problem *p, struct 
     const enum mk_image plain =
         p->dtype == MK_FLOAT16 ? MK_IMAGE_AR_PORTABLE_FP16 : MK_IMAGE_AR_PORTABLE_BF16;
     char name[48];
-    if (mk_gemm_cuda_bulk(p) && is_hopper(g) && strcmp(comm->settings.gemm, "portable")) {
+    if (mk_gemm_cuda_bulk(p) && hopper_kernels(comm)) {
         struct hopper_params q;
         memset(&q, 0, sizeof(q)); /* padding too: the driver copies it */
-        /* narrower tiles where wide ones do not give every block one */
-        const int bn = mk_tiles(&ar->grid) >= (uint32_t)ar->blocks ? 256 : 128;
+        const int bn = tile_columns(ar);
         q.box_cols = ar->grid.chunk_n;
         q.box_rows = min_int(BOX_BYTES / 2 / ar->grid.chunk_n, 256);
         int ret = mk_gemm_cuda_maps(g->cu, p, bn, 1, &q.gemm);
@@ -102,7 +120,7 @@ static int launch_latency(struct mk_comm *comm, const struct mk_gemm_problem *p,
     const bool f16 = p->dtype == MK_FLOAT16;
     struct mk_gemm_choice choice;
     char name[48];
-    mk_gemm_choose(p, is_hopper(g) && strcmp(comm->settings.gemm, "portable"), ar->blocks, 0, &choice);
+    mk_gemm_choose(p, hopper_kernels(comm), ar->blocks, 0, &choice);
     if (choice.kind != MK_GEMM_SKINNY)
         choice.kind = MK_GEMM_PORTABLE;
     if (ar->skip_comm)
@@ -152,7 +170,7 @@ int mk_exec_gpu(struct mk_comm *comm, const struct mk_gemm_call *call, struct mk
     if (mk_tiles(&ar->grid) * 2 > MK_GPU_TILES)
         return mk_fail_quiet(MK_ERR_UNSUPPORTED, "C[%lld,%lld] has more than %u tiles", (long long)call->m,
                              (long long)call->n, MK_GPU_TILES);
-    ar->blocks = comm->settings.blocks > 0 ? min_int((int)comm->settings.blocks, g->sms) : g->sms;
+    ar->blocks = mk_gpu_blocks(comm);
     choose_budget(comm, ar);
     ar->comm_id = comm->proxy_id;
     mk_gpu_bind(comm, ar);

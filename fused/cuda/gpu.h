@@ -93,5 +93,7 @@ void mk_gpu_leave_memory(struct mk_comm *comm);
 /* Frees what was left in this context, which is current, and is closed by all by now. */
 void mk_gpu_sweep(const struct mk_cuda *cu, const void *ctx);
 
-/* gemm_ar.c: one launch on `stream`. */
+/* gemm_ar.c: blocks, budget and tiles of a launch, as for operands that the large kernels take. */
+void mk_gpu_plan(const struct mk_comm *comm, struct mk_ar *ar);
+/* One launch on `stream`. */
 int mk_exec_gpu(struct mk_comm *comm, const struct mk_gemm_call *call, struct mk_ar *ar, void *stream);

@@ -50,6 +50,14 @@ struct mk_comm_info {
     uint64_t commands, batches, bytes; /* of the proxy */
 };
 int mk_comm_info(mk_comm_t comm, struct mk_comm_info *out);
+/* What mk_gemm_allreduce would do with operands that the large kernels take; nothing is launched. */
+struct mk_plan_info {
+    uint32_t tiles, chunks;  /* of C: tiles that this rank computes, chunks that the ranks share out */
+    uint32_t chunk_bytes;    /* of a whole chunk on the wire */
+    int blocks, comm_blocks; /* of the launch; of these, those that prefer communication */
+    bool latency;            /* the latency path: few rows, one node */
+};
+int mk_plan_info(mk_comm_t comm, int64_t m, int64_t n, mk_dtype_t dtype, struct mk_plan_info *out);
 /* Set-up helpers over the bootstrap, for timing all ranks at once and gathering their figures. */
 int mk_comm_barrier(mk_comm_t comm);
 int mk_comm_allgather(mk_comm_t comm, const void *send, void *recv, size_t bytes);
