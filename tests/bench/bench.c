@@ -31,6 +31,27 @@ struct bench_stat bench_stat_of(const struct bench_samples *s)
     return out;
 }
 
+bool bench_interval(const struct bench_samples *s, double *low, double *high)
+{
+    struct bench_samples t = *s;
+    double term = 1, below = 0; /* chance of i, and of at most i, of n samples below the median */
+    int skip = 0;
+    *low = *high = 0;
+    if (!t.n)
+        return false;
+    qsort(t.v, (size_t)t.n, sizeof(t.v[0]), by_value);
+    for (int i = 0; i < t.n; i++)
+        term *= 0.5;
+    for (int i = 0; below + term <= 0.025; i++) {
+        below += term;
+        term *= (double)(t.n - i) / (i + 1);
+        skip = i + 1;
+    }
+    *low = t.v[skip ? skip - 1 : 0];
+    *high = t.v[skip ? t.n - skip : t.n - 1];
+    return skip > 0;
+}
+
 void bench_json_stat(struct mk_json *j, const char *name, const struct bench_stat *s)
 {
     mk_json_object_flat(j, name);

@@ -3,6 +3,7 @@
 /* What the benchmarks share: samples and their medians; subcommands of mkbench. */
 #pragma once
 #include "plugin/cli/json.h"
+#include <stdbool.h>
 
 #define BENCH_SAMPLES 101
 
@@ -16,6 +17,9 @@ struct bench_stat {
 
 void bench_add(struct bench_samples *s, double v);
 struct bench_stat bench_stat_of(const struct bench_samples *s);
+/* 95 % interval of the median, from order statistics (the binomial distribution; nothing is assumed of the samples).
+ * false: fewer than 6 samples, which give none; then it is [min, max]. */
+bool bench_interval(const struct bench_samples *s, double *low, double *high);
 /* "name": {"median": .., "min": .., "max": ..} */
 void bench_json_stat(struct mk_json *j, const char *name, const struct bench_stat *s);
 /* "machine": {processor, cores, kernel}. */

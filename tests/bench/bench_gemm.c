@@ -7,21 +7,20 @@
 #include "plugin/cli/table.h"
 #include "tests/bench/bench.h"
 #include "tests/bench/gpu.h"
-#include <getopt.h>
+#include "tests/bench/options.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define SETS 64
-#define MAX_SHAPES 256
 
 struct shape {
     int64_t m, n, k;
 };
 struct options {
-    struct shape shape[MAX_SHAPES];
-    int shapes, blocks, bands, pairs;
+    struct bench_shapes shapes;
+    int blocks, bands, pairs;
     bool forced, all;
     struct mk_gemm_choice force;
     const char *json;
@@ -191,23 +190,24 @@ static int run(const struct options *o)
         return MK_EXIT_FAILED;
     if (j)
         json_head(j, o);
-    for (int i = 0; i < o->shapes; i++) {
+    for (int i = 0; i < o->shapes.n; i++) {
+        const struct shape shape = {o->shapes.at[i][0], o->shapes.at[i][1], o->shapes.at[i][2]};
         struct result r;
         if (o->all) {
-            all_configurations(o, &o->shape[i], table, j);
+            all_configurations(o, &shape, table, j);
             continue;
         }
-        measure(o, &o->shape[i], o->forced ? &o->force : NULL, &r);
-        row(table, j, &o->shape[i], &r);
+        measure(o, &shape, o->forced ? &o->force : NULL, &r);
+        row(table, j, &shape, &r);
         product += log(r.ratio.median);
     }
     printf("%s, %d of %d SMs; ratio = cuBLAS's time / ours, median of %d interleaved replays\n", gpu_name(),
            o->blocks, gpu_sms(), o->pairs);
     mk_table_print(table, stdout);
     mk_table_free(table);
-    const double mean = o->all || !o->shapes ? NAN : exp(product / o->shapes);
+    const double mean = o->all || !o->shapes.n ? NAN : exp(product / o->shapes.n);
     if (!o->all)
-        printf("geometric mean of the ratio over %d shapes: %.4f\n", o->shapes, mean);
+        printf("geometric mean of the ratio over %d shapes: %.4f\n", o->shapes.n, mean);
     if (j) {
         mk_json_end(j);
         mk_json_real(j, "geomean", mean);
@@ -220,124 +220,21 @@ static int run(const struct options *o)
 
 /* ---- options ---- */
 
-static void add(struct options *o, int64_t m, int64_t n, int64_t k)
-{
-    if (o->shapes < MAX_SHAPES && m > 0 && n > 0 && k > 0) {
-        const struct shape s = {m, n, k};
-        o->shape[o->shapes++] = s;
-    }
-}
-
-static bool add_set(struct options *o, const char *name)
-{
-    static const int table[][3] = {{8192, 8192, 8192}, {16384, 8192, 3584}, {8192, 8192, 3584},
-                                   {8192, 8192, 2048}, {8192, 8192, 1024},  {16384, 8192, 1024},
-                                   {32768, 4096, 512}, {4096, 4096, 4096},  {2048, 8192, 1024},
-                                   {512, 8192, 1024},  {128, 8192, 1024}};
-    static const int nk[][2] = {{4096, 2048}, {4096, 7168}, {8192, 4096}, {8192, 14336},
-                                {4096, 512},  {4096, 1792}, {8192, 1024}, {8192, 3584}};
-    if (!strcmp(name, "table")) {
-        for (int i = 0; i < 11; i++)
-            add(o, table[i][0], table[i][1], table[i][2]);
-    } else if (!strcmp(name, "tp")) {
-        for (int m = 512; m <= 16384; m *= m == 512 ? 8 : 4)
-            for (int i = 0; i < 8; i++)
-                add(o, m, nk[i][0], nk[i][1]);
-    } else if (!strcmp(name, "decode")) {
-        for (int m = 1; m <= 64; m = m == 1 ? 16 : m * 4)
-            for (int i = 0; i < 4; i++)
-                add(o, m, nk[i][0], nk[i][1]);
-    } else {
-        return false;
-    }
-    return true;
-}
-
-/* Lines of comma-separated values whose last three are M,N,K (tests/bench/shapes/gemm.csv); others are passed over. */
-static bool add_file(struct options *o, const char *path)
-{
-    char line[256];
-    FILE *f = fopen(path, "r");
-    if (!f)
-        return false;
-    while (fgets(line, sizeof(line), f)) {
-        long long v[3] = {0, 0, 0};
-        char *at = line + strlen(line);
-        for (int i = 2; i >= 0; i--) {
-            while (at > line && at[-1] != ',')
-                at--;
-            v[i] = atoll(at);
-            if (at > line)
-                at--;
-        }
-        add(o, v[0], v[1], v[2]);
-    }
-    fclose(f);
-    return true;
-}
-
 static const char help[] = "usage: mkbench gemm [options]\n"
                            "Our GPU GEMM kernels against cuBLAS (bf16, TN): graph replay, operands in "
-                           "rotation beyond L2, interleaved.\n"
-                           "  --set table|tp|decode  known shapes (default table)\n"
-                           "  --shapes FILE          csv whose last three columns are M,N,K\n"
-                           "  --shape M,N,K          one shape; may be repeated\n"
-                           "  --blocks B             SMs that both may use (default all)\n"
-                           "  --bands N              finish row bands in order, N open at a time (default: "
+                           "rotation beyond L2, interleaved.\n" BENCH_SHAPE_HELP
+                           "  --blocks B           SMs that both may use (default all)\n"
+                           "  --bands N            finish row bands in order, N open at a time (default: "
                            "the order that is best for L2)\n"
-                           "  --all                  every kernel configuration instead of the chosen one\n"
-                           "  --config BN,CM,GROUP   this configuration of the large kernel\n"
-                           "  --pairs N              interleaved replays, 3 to 101 (default 11)\n"
+                           "  --all                every kernel configuration instead of the chosen one\n"
+                           "  --config BN,CM,GROUP this configuration of the large kernel\n"
+                           "  --pairs N            interleaved replays, 3 to 101 (default 11)\n"
                            "  --json FILE\n";
 
-static bool number(const char *text, long long min, long long max, int *out)
+static bool config(void *to, const char *text)
 {
-    long long v;
-    if (!mk_cli_number(text, min, max, &v))
-        return false;
-    *out = (int)v;
-    return true;
-}
-
-/* 0, or an exit code + 1. */
-static int parse(int argc, char **argv, struct options *o)
-{
-    static const struct option options[] = {
-        {"set", 1, NULL, 's'},   {"shapes", 1, NULL, 'f'}, {"shape", 1, NULL, 'x'},  {"blocks", 1, NULL, 'b'},
-        {"bands", 1, NULL, 'n'}, {"all", 0, NULL, 'a'},    {"config", 1, NULL, 'c'}, {"pairs", 1, NULL, 'p'},
-        {"json", 1, NULL, 'j'},  {"help", 0, NULL, 'h'},   {NULL, 0, NULL, 0}};
-    long long m, n, k;
-    int c;
-    opterr = 0;
-    while ((c = getopt_long(argc, argv, ":h", options, NULL)) >= 0) {
-        bool good = true;
-        if (c == 's')
-            good = add_set(o, optarg);
-        else if (c == 'f')
-            good = add_file(o, optarg);
-        else if (c == 'x' &&
-                 (good = sscanf(optarg, "%lld,%lld,%lld", &m, &n, &k) == 3 && m > 0 && n > 0 && k > 0))
-            add(o, m, n, k);
-        else if (c == 'b')
-            good = number(optarg, 1, 100000, &o->blocks);
-        else if (c == 'n')
-            good = number(optarg, 1, 1000, &o->bands);
-        else if (c == 'p')
-            good = number(optarg, 3, BENCH_SAMPLES, &o->pairs);
-        else if (c == 'c')
-            good = o->forced = sscanf(optarg, "%d,%d,%d", &o->force.bn, &o->force.cm, &o->force.group) == 3;
-        else if (c == 'a')
-            o->all = true;
-        else if (c == 'j')
-            o->json = optarg;
-        else if (c == 'h')
-            return mk_cli_print(help) + 1;
-        else if (c != 'x')
-            return mk_cli_bad_option(c, argv) + 1;
-        if (!good)
-            return mk_cli_usage("%s is not what this option takes", optarg) + 1;
-    }
-    return 0;
+    struct options *o = to;
+    return o->forced = sscanf(text, "%d,%d,%d", &o->force.bn, &o->force.cm, &o->force.group) == 3;
 }
 
 int bench_gemm(int argc, char **argv)
@@ -345,11 +242,19 @@ int bench_gemm(int argc, char **argv)
     static struct options o;
     const char *why;
     o.pairs = 11;
-    const int stop = parse(argc, argv, &o);
+    const struct bench_option table[] = {BENCH_SHAPE_OPTIONS(&o.shapes),
+                                         {"blocks", BENCH_INT, &o.blocks, 1, 100000, NULL},
+                                         {"bands", BENCH_INT, &o.bands, 1, 1000, NULL},
+                                         {"all", BENCH_FLAG, &o.all, 0, 0, NULL},
+                                         {"config", BENCH_CALL, &o, 0, 0, config},
+                                         {"pairs", BENCH_INT, &o.pairs, 3, BENCH_SAMPLES, NULL},
+                                         {"json", BENCH_TEXT, &o.json, 0, 0, NULL},
+                                         {NULL, BENCH_FLAG, NULL, 0, 0, NULL}};
+    const int stop = bench_options(argc, argv, table, help);
     if (stop)
         return stop - 1;
-    if (!o.shapes)
-        add_set(&o, "table");
+    if (!o.shapes.n)
+        bench_shape_set(&o.shapes, "table");
     if (!gpu_open(&why) || !blas_open(&why)) {
         printf("skip: bench.gemm: %s\n", why);
         return 77;
