@@ -1,257 +1,242 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
-/* mkbench gemm_ar: the fused operator on GPUs, one process a rank (mkrun), against its parts and against cuBLAS then
- * NCCL. Every variant on all ranks at once, interleaved; a sample is some calls one after the other, between two events,
- * slowest rank; medians. Terms: conventions "Terms of the tables". */
-#include "mk/fused.h"
+/* mkbench gemm_ar: the fused operator, one process a rank (mkrun, or --nodes and --ranks-per-node here), against its
+ * parts, their bound, and against cuBLAS and NCCL over the same link. Terms: conventions "Terms of the tables". */
+#include "mk/param.h"
 #include "plugin/cli/cli.h"
-#include "tests/bench/bench.h"
-#include "tests/bench/gpu.h"
+#include "tests/bench/gemm_ar.h"
 #include "tests/bench/nccl.h"
-#include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-#define SETS 2 /* operands in rotation */
-#define SHAPES 64
+static const char help[] =
+    "usage: mkbench gemm_ar --nodes D --ranks-per-node G [options]     starts the ranks: mkrun "
+    "--gpus-shared\n"
+    "       mkrun ... -- mkbench gemm_ar [options]\n"
+    "GEMM+AllReduce (bf16, TN): fused, its parts alone (all ranks at once) and in a row, cuBLAS then NCCL, "
+    "and\n"
+    "cuBLAS and NCCL on two streams; microseconds. K is that of one rank. Results are checked before and "
+    "after.\n" BENCH_SHAPE_HELP
+    "  --ratio R[,R..]      link rates by which bytes/rate is R x T_compute, measured first\n"
+    "  --link-gbps G        or this rate\n"
+    "  --link-latency-us U  latency of the link (default MK_LOOP_US)\n"
+    "  --blocks B           of a rank (MK_BLOCKS)\n"
+    "  --graph              calls by graph replay, the baselines' too\n"
+    "  --calls N            calls a sample, 1 to 101 (default: all sets of operands, at least 4)\n"
+    "  --pairs N            interleaved samples of each, 1 to 101 (default 9; 30 for \"never slower\")\n"
+    "  --nccl PATH          libnccl for the baselines; over our plugin where ranks share a GPU or there are "
+    "nodes\n"
+    "  --ctas N[,N..]       CTA counts of NCCL to choose from, 0: its own choice (default 0)\n"
+    "  --no-two             without two streams\n"
+    "  --check N            one row of N is compared with the contract, 0 to 128 (default 32; 1: all; 0: no "
+    "check, for profiling)\n"
+    "  --cpu                on the CPU executor, to try this program out\n"
+    "  --json FILE          written by rank 0\n";
 
-enum variant { CUBLAS, COMPUTE, COMM, FUSED, NCCL, PAIR, VARIANTS };
-static const char *const names[VARIANTS] = {"cublas", "t_compute", "t_comm", "fused", "nccl", "cublas_nccl"};
-
-struct options {
-    int64_t shape[SHAPES][3];
-    int shapes, reps, calls;
-    bool graph, with_nccl;
-    const char *nccl, *json;
-};
-
-struct work {
-    mk_comm_t comm;
-    struct mk_comm_info info;
-    int64_t m, n, k;
-    gpu_ptr a[SETS], b[SETS], c[SETS];
-    enum variant variant;
-};
-#define P(x) ((void *)(uintptr_t)(x))
-
-static int part(struct work *w, int i, enum mk_part what)
+static bool list(void *to, const char *text)
 {
-    const int s = i % SETS;
-    return mk_gemm_allreduce_part(w->comm, what, MK_TN, w->m, w->n, w->k, MK_BFLOAT16, P(w->a[s]), w->k,
-                                  P(w->b[s]), w->k, P(w->c[s]), w->n, NULL, gpu_stream());
+    struct ar_list *l = to;
+    char copy[200], *save, *one;
+    snprintf(copy, sizeof(copy), "%s", text);
+    for (one = strtok_r(copy, ",", &save); one; one = strtok_r(NULL, ",", &save))
+        if (l->n == AR_LIST || !bench_real(one, 0, 1000, &l->v[l->n++]))
+            return false;
+    return l->n > 0;
 }
 
-static int one_call(void *arg, int i)
+static int parse(int argc, char **argv, struct ar_options *o)
 {
-    struct work *w = arg;
-    const int s = i % SETS;
-    int ret = 0;
-    if (w->variant == COMPUTE || w->variant == COMM || w->variant == FUSED)
-        return part(w, i,
-                    w->variant == COMPUTE ? MK_PART_COMPUTE
-                    : w->variant == COMM  ? MK_PART_COMM
-                                          : MK_PART_FUSED);
-    if (w->variant == CUBLAS || w->variant == PAIR)
-        ret = blas_gemm(MK_TN, MK_BFLOAT16, w->m, w->n, w->k, w->a[s], w->k, w->b[s], w->k, w->c[s], w->n,
-                        gpu_stream());
-    if (!ret && (w->variant == NCCL || w->variant == PAIR))
-        ret = nccl_all_reduce(w->c[s], (size_t)(w->m * w->n), MK_BFLOAT16, gpu_stream());
+    const struct bench_option table[] = {
+        BENCH_SHAPE_OPTIONS(&o->shapes),
+        {"ratio", BENCH_CALL, &o->ratios, 0, 0, list},
+        {"link-gbps", BENCH_REAL, &o->gbps, 0.001, 1e6, NULL},
+        {"link-latency-us", BENCH_REAL, &o->us, 0, 1e6, NULL},
+        {"nodes", BENCH_INT, &o->nodes, 1, AR_NODES, NULL},
+        {"ranks-per-node", BENCH_INT, &o->per_node, 1, 1024, NULL},
+        {"blocks", BENCH_INT, &o->blocks, 1, 100000, NULL},
+        {"graph", BENCH_FLAG, &o->graph, 0, 0, NULL},
+        {"calls", BENCH_INT, &o->calls, 1, 101, NULL},
+        {"pairs", BENCH_INT, &o->pairs, 1, BENCH_SAMPLES, NULL},
+        {"nccl", BENCH_TEXT, &o->nccl, 0, 0, NULL},
+        {"ctas", BENCH_CALL, &o->ctas, 0, 0, list},
+        {"no-two", BENCH_FLAG, &o->no_two, 0, 0, NULL},
+        {"check", BENCH_INT, &o->check, 0, 128, NULL},
+        {"cpu", BENCH_FLAG, &o->cpu, 0, 0, NULL},
+        {"json", BENCH_TEXT, &o->json, 0, 0, NULL},
+        {NULL, BENCH_FLAG, NULL, 0, 0, NULL},
+    };
+    o->pairs = 9;
+    o->check = 32;
+    o->gbps = o->us = -1;
+    const int stop = bench_options(argc, argv, table, help);
+    if (stop)
+        return stop;
+    if (o->ratios.n && o->gbps >= 0)
+        return mk_cli_usage("--ratio or --link-gbps, not both") + 1;
+    for (int i = 0; i < o->ratios.n; i++)
+        if (o->ratios.v[i] <= 0)
+            return mk_cli_usage("--ratio %g: not what this option takes", o->ratios.v[i]) + 1;
+    if (!o->shapes.n)
+        bench_shape_set(&o->shapes, "issue");
+    return 0;
+}
+
+static int set_default(const char *name, const char *value)
+{
+    return setenv(name, value, 0);
+}
+
+/* Directory of this program and its name. */
+static bool self(char path[400], char **name)
+{
+    const ssize_t n = readlink("/proc/self/exe", path, 399);
+    if (n <= 0)
+        return false;
+    path[n] = 0;
+    *name = strrchr(path, '/') + 1;
+    return true;
+}
+
+/* Becomes mkrun, which starts this program again as the ranks. Returns only on a failure. */
+static int become_mkrun(const struct ar_options *o, int argc, char **argv)
+{
+    char path[400], mkrun[420], nodes[40], per_node[40], blocks[16], *name;
+    char **args = calloc((size_t)argc + 10, sizeof(*args));
+    int n = 0;
+    if (!args || !self(path, &name))
+        return MK_EXIT_FAILED;
+    snprintf(mkrun, sizeof(mkrun), "%.*smkrun", (int)(name - path), path);
+    snprintf(nodes, sizeof(nodes), "--nodes=%d", o->nodes ? o->nodes : 1);
+    snprintf(per_node, sizeof(per_node), "--ranks-per-node=%d", o->per_node ? o->per_node : 1);
+    snprintf(blocks, sizeof(blocks), "%d", o->blocks);
+    args[n++] = mkrun;
+    args[n++] = nodes;
+    args[n++] = per_node;
+    if (!o->cpu)
+        args[n++] = (char *)(uintptr_t) "--gpus-shared";
+    args[n++] = (char *)(uintptr_t) "--";
+    args[n++] = path;
+    for (int i = 0; i < argc; i++)
+        args[n++] = argv[i];
+    if (o->blocks)
+        setenv("MK_BLOCKS", blocks, 1); /* the census asks for as many */
+    set_default("MK_NET", "loop");
+    execv(mkrun, args);
+    mk_cli_say("%s cannot be run", mkrun);
+    return MK_EXIT_FAILED;
+}
+
+static bool is_rank(void)
+{
+    struct mk_settings s;
+    return mk_settings_load(&s, false) || s.rank >= 0 || mk_settings_launcher(&s);
+}
+
+/* Ranks that share a GPU are hosts of their own to NCCL, and its traffic takes the link that ours takes: our plugin. */
+static void nccl_environment(const struct ar_bench *b)
+{
+    struct mk_settings s;
+    char path[400], plugin[480], host[32], *name;
+    if (mk_settings_load(&s, false) || (!s.shared_gpu && b->info.nnodes < 2))
+        return;
+    snprintf(host, sizeof(host), "mkbench-%d", s.shared_gpu ? b->rank : b->info.node);
+    set_default("NCCL_HOSTID", host);
+    set_default("NCCL_SOCKET_IFNAME", "lo");
+    if (!self(path, &name))
+        return;
+    snprintf(plugin, sizeof(plugin), "%.*s../lib/libnccl-net-mkernel.so", (int)(name - path), path);
+    if (!access(plugin, R_OK) && !set_default("NCCL_NET_PLUGIN", plugin))
+        set_default("NCCL_NET", "mKernel"); /* so that silence cannot pass */
+}
+
+/* ---- cases ---- */
+
+static int measure(struct ar_bench *b, struct ar_result *r, struct mk_json *j)
+{
+    uint64_t hash = 0;
+    int ret = ar_link_hold(b, &r->link, &r->reached);
+    if (ret)
+        return ret;
+    ret = ar_connect(b);
+    if (!ret && mk_plan_info(b->comm, b->m, b->n, MK_BFLOAT16, &b->plan))
+        ret = 1;
+    if (!ret && b->o->check)
+        ret = ar_check(b, &r->rows, &hash);
+    if (!ret)
+        ar_nccl_open(b); /* without it the baselines are left out */
+    if (!ret)
+        ret = ar_nccl_tune(b, r);
+    if (!ret)
+        ret = ar_measure(b, hash, r);
+    if (!ret && b->rank == 0)
+        ar_report(b, r, j);
+    ar_nccl_close(b);
+    ar_disconnect(b);
     return ret;
 }
 
-static double slowest(struct work *w, double us)
+static int one_shape(struct ar_bench *b, double compute_us, struct mk_json *j)
 {
-    double all[1024], worst = 0;
-    if (mk_comm_allgather(w->comm, &us, all, sizeof(us)))
-        return -1;
-    for (int r = 0; r < w->info.nranks; r++)
-        worst = all[r] > worst ? all[r] : worst;
-    return worst;
-}
-
-static int measure(const struct options *o, struct work *w, struct bench_samples *s)
-{
-    struct gpu_graph *graph[VARIANTS] = {NULL};
-    for (int rep = -1; rep < o->reps; rep++) /* the first warms up */
-        for (int v = 0; v < VARIANTS; v++) {
-            int err = 0;
-            if (!o->with_nccl && v >= NCCL)
-                continue;
-            w->variant = (enum variant)v;
-            if (o->graph && !graph[v])
-                graph[v] = gpu_capture(one_call, w, o->calls);
-            gpu_sync();
-            if (mk_comm_barrier(w->comm))
-                return mk_cli_say("%s", mk_last_error()), 1;
-            const double us = graph[v] ? gpu_replay_us(graph[v]) : gpu_time_us(one_call, w, o->calls);
-            if (mk_comm_get_async_error(w->comm, &err) || err)
-                return mk_cli_say("%s", mk_last_error()), 1;
-            const double all = slowest(w, us / o->calls);
-            if (rep >= 0)
-                bench_add(&s[v], all);
-        }
-    for (int v = 0; v < VARIANTS; v++)
-        if (graph[v])
-            gpu_graph_free(graph[v]);
-    return 0;
-}
-
-static void make(struct work *w)
-{
-    for (int s = 0; s < SETS; s++) {
-        w->a[s] = gpu_alloc((size_t)(w->m * w->k) * 2);
-        w->b[s] = gpu_alloc((size_t)(w->n * w->k) * 2);
-        w->c[s] = gpu_alloc((size_t)(w->m * w->n) * 2);
-        gpu_random(w->a[s], (size_t)(w->m * w->k), MK_BFLOAT16, (uint64_t)(w->info.rank * SETS + s + 1));
-        gpu_random(w->b[s], (size_t)(w->n * w->k), MK_BFLOAT16, (uint64_t)(w->info.rank * SETS + s + 77));
-        gpu_set(w->c[s], 0, (size_t)(w->m * w->n) * 2);
-    }
-}
-static void drop(struct work *w)
-{
-    for (int s = 0; s < SETS; s++) {
-        gpu_free(w->a[s]);
-        gpu_free(w->b[s]);
-        gpu_free(w->c[s]);
-    }
-}
-
-static void report(const struct options *o, const struct work *w, const struct bench_samples *s,
-                   struct mk_json *j)
-{
-    struct bench_stat st[VARIANTS];
-    for (int v = 0; v < VARIANTS; v++)
-        st[v] = bench_stat_of(&s[v]);
-    const double compute = st[COMPUTE].median, comm = st[COMM].median, fused = st[FUSED].median;
-    const double bound = compute > comm ? compute : comm;
-    printf("%6lld %6lld %6lld %9.1f %9.1f %9.1f %9.1f %7.3f %7.3f", (long long)w->m, (long long)w->n,
-           (long long)w->k, st[CUBLAS].median, compute, comm, fused, fused / bound, (compute + comm) / fused);
-    if (o->with_nccl)
-        printf(" %9.1f %9.1f %7.3f", st[NCCL].median, st[PAIR].median, st[PAIR].median / fused);
-    printf("  [%.1f, %.1f]\n", st[FUSED].min, st[FUSED].max);
-    fflush(stdout);
-    if (!j)
-        return;
-    mk_json_object(j, NULL);
-    mk_json_int(j, "M", w->m);
-    mk_json_int(j, "N", w->n);
-    mk_json_int(j, "K", w->k);
-    for (int v = 0; v < VARIANTS; v++)
-        if (s[v].n)
-            bench_json_stat(j, names[v], &st[v]);
-    mk_json_real(j, "bound", bound);
-    mk_json_end(j);
-}
-
-static const char help[] =
-    "usage: mkrun ... -- mkbench gemm_ar [options]\n"
-    "Fused GEMM+AllReduce on GPUs (bf16, TN), its parts, and cuBLAS then NCCL; microseconds.\n"
-    "  --shape M,N,K   may be repeated; K of one rank\n"
-    "  --set issue|small|two   known shapes\n"
-    "  --graph         calls by graph replay\n"
-    "  --calls N       calls a sample (default 4)\n"
-    "  --reps N        samples (default 9)\n"
-    "  --nccl PATH     libnccl for the baseline\n"
-    "  --json FILE     written by rank 0\n";
-
-static bool add(struct options *o, long long m, long long n, long long k)
-{
-    if (o->shapes == SHAPES || m < 1 || n < 1 || k < 1)
-        return false;
-    o->shape[o->shapes][0] = m;
-    o->shape[o->shapes][1] = n;
-    o->shape[o->shapes++][2] = k;
-    return true;
-}
-static bool add_set(struct options *o, const char *set)
-{
-    static const int issue[][3] = {
-        {8192, 8192, 3584}, {16384, 8192, 3584}, {8192, 8192, 8192}, {4096, 8192, 3584}};
-    static const int small[][3] = {{128, 8192, 3584}, {512, 8192, 3584}, {2048, 8192, 3584}};
-    static const int two[][3] = {
-        {8192, 8192, 4096}, {8192, 8192, 14336}, {4096, 4096, 2048}, {16384, 8192, 4096}, {2048, 8192, 4096}};
-    const int(*t)[3] = !strcmp(set, "issue") ? issue : !strcmp(set, "small") ? small : two;
-    const int n = t == issue ? 4 : t == small ? 3 : 5;
-    if (strcmp(set, "issue") && strcmp(set, "small") && strcmp(set, "two"))
-        return false;
-    for (int i = 0; i < n; i++)
-        add(o, t[i][0], t[i][1], t[i][2]);
-    return true;
-}
-
-static int parse(int argc, char **argv, struct options *o)
-{
-    static const struct option options[] = {
-        {"shape", 1, NULL, 'x'}, {"set", 1, NULL, 's'},  {"graph", 0, NULL, 'g'},
-        {"calls", 1, NULL, 'c'}, {"reps", 1, NULL, 'r'}, {"nccl", 1, NULL, 'n'},
-        {"json", 1, NULL, 'j'},  {"help", 0, NULL, 'h'}, {NULL, 0, NULL, 0}};
-    long long m, n, k;
-    int c;
-    opterr = 0;
-    while ((c = getopt_long(argc, argv, ":h", options, NULL)) >= 0) {
-        bool good = true;
-        if (c == 'x')
-            good = sscanf(optarg, "%lld,%lld,%lld", &m, &n, &k) == 3 && add(o, m, n, k);
-        else if (c == 's')
-            good = add_set(o, optarg);
-        else if (c == 'c' || c == 'r') {
-            good = mk_cli_number(optarg, 1, BENCH_SAMPLES, &m);
-            *(c == 'c' ? &o->calls : &o->reps) = (int)m;
-        } else if (c == 'g')
-            o->graph = true;
-        else if (c == 'n')
-            o->nccl = optarg;
-        else if (c == 'j')
-            o->json = optarg;
-        else if (c == 'h')
-            return mk_cli_print(help) + 1;
-        else
-            return mk_cli_bad_option(c, argv) + 1;
-        if (!good)
-            return mk_cli_usage("%s is not what this option takes", optarg) + 1;
-    }
-    return 0;
-}
-
-static int run(struct options *o, struct work *w)
-{
-    struct mk_json json, *j = NULL;
+    const struct ar_options *o = b->o;
+    const bool by_ratio = o->ratios.n && b->info.nnodes > 1;
     int ret = 0;
-    if (w->info.rank == 0 && o->json) {
-        if (mk_json_open(&json, o->json))
+    for (int i = 0; i < (by_ratio ? o->ratios.n : 1) && !ret; i++) {
+        static struct ar_result r;
+        struct mk_settings s;
+        memset(&r, 0, sizeof(r));
+        if (mk_settings_load(&s, true))
             return 1;
+        r.compute_us = compute_us;
+        r.link.gbps = o->gbps >= 0 ? o->gbps : s.loop_gbps;
+        r.link.us = o->us >= 0 ? o->us : s.loop_us;
+        if (by_ratio) {
+            r.link.ratio = o->ratios.v[i];
+            r.link.gbps = ar_bytes(b) * 8e-3 / (r.link.ratio * compute_us);
+        }
+        ret = ar_link_set(&r.link) || measure(b, &r, j);
+    }
+    return ret;
+}
+
+/* T_compute of all shapes first: rates follow from it. The same communicator also tells who is where. */
+static int first_look(struct ar_bench *b, double *compute_us)
+{
+    int ret = ar_connect(b);
+    for (int i = 0; i < b->o->shapes.n && b->o->ratios.n && !ret; i++) {
+        ar_make(b, b->o->shapes.at[i]);
+        ret = ar_compute_us(b, &compute_us[i]);
+        ar_drop(b);
+    }
+    ar_disconnect(b);
+    return ret;
+}
+
+static int run(struct ar_bench *b)
+{
+    static double compute_us[BENCH_SHAPES];
+    const struct ar_options *o = b->o;
+    struct mk_json json, *j = NULL;
+    int ret = first_look(b, compute_us);
+    if (ret)
+        return ret;
+    if ((o->nodes && o->nodes != b->info.nnodes) || (o->per_node && o->per_node != b->info.local_nranks))
+        return mk_cli_usage("the ranks are %d nodes x %d", b->info.nnodes, b->info.local_nranks);
+    nccl_environment(b);
+    if (b->rank == 0 && o->json) {
+        if (mk_json_open(&json, o->json))
+            return mk_cli_say("%s", mk_last_error()), 1;
         j = &json;
-        mk_json_object(j, NULL);
-        bench_json_machine(j);
-        mk_json_text(j, "gpu", gpu_name());
-        mk_json_int(j, "sms", gpu_sms());
-        mk_json_int(j, "nodes", w->info.nnodes);
-        mk_json_int(j, "ranks_per_node", w->info.local_nranks);
-        mk_json_text(j, "transport", w->info.transport);
-        mk_json_bool(j, "graph", o->graph);
-        mk_json_int(j, "nccl", o->with_nccl ? nccl_version() : 0);
-        mk_json_array(j, "shapes");
+        ar_json_head(j, b);
     }
-    if (w->info.rank == 0) {
-        printf("%s, %d SMs seen, %d nodes x %d ranks, transport %s, %s, calls %s\n", gpu_name(), gpu_sms(),
-               w->info.nnodes, w->info.local_nranks, w->info.transport[0] ? w->info.transport : "none",
-               o->with_nccl ? "NCCL" : "no NCCL", o->graph ? "by graph replay" : "eager");
-        printf("     M      N      K    cublas t_compute    t_comm     fused f/bound s/fused%s  [min, max of "
-               "fused]\n",
-               o->with_nccl ? "      nccl bl+nccl p/fused" : "");
-    }
-    for (int i = 0; i < o->shapes && !ret; i++) {
-        struct bench_samples s[VARIANTS];
-        memset(s, 0, sizeof(s));
-        w->m = o->shape[i][0];
-        w->n = o->shape[i][1];
-        w->k = o->shape[i][2];
-        make(w);
-        ret = measure(o, w, s);
-        if (!ret && w->info.rank == 0)
-            report(o, w, s, j);
-        drop(w);
+    if (b->rank == 0)
+        printf("%s, %d SMs seen, %d nodes x %d ranks, %d pairs, calls %s\n", gpu_name(), gpu_sms(),
+               b->info.nnodes, b->info.local_nranks, o->pairs, o->graph ? "by graph replay" : "eager");
+    for (int i = 0; i < o->shapes.n && !ret; i++) {
+        ar_make(b, o->shapes.at[i]);
+        ret = one_shape(b, compute_us[i], j);
+        ar_drop(b);
     }
     if (j && !ret) {
         mk_json_end(j);
@@ -265,31 +250,32 @@ static int run(struct options *o, struct work *w)
 
 int bench_gemm_ar(int argc, char **argv)
 {
-    static struct options o;
-    static struct work w;
+    static struct ar_options o;
+    static struct ar_bench b;
     const char *why = "";
-    o.reps = 9;
-    o.calls = 4;
+    char blocks[16];
     const int stop = parse(argc, argv, &o);
     if (stop)
         return stop - 1;
-    if (!o.shapes)
-        add_set(&o, "issue");
-    if (!gpu_open(&why) || !blas_open(&why)) {
+    if ((o.nodes > 1 || o.per_node > 1) && !is_rank())
+        return become_mkrun(&o, argc, argv);
+    if (o.cpu) {
+        gpu_open_host();
+    } else if (!gpu_open(&why) || !blas_open(&why)) {
         printf("skip: bench.gemm_ar: %s\n", why);
         return 77;
     }
-    if (mk_comm_init_env(&w.comm, NULL) || mk_comm_info(w.comm, &w.info)) {
-        mk_cli_say("%s", mk_last_error());
-        return 1;
-    }
-    if (o.nccl) {
-        o.with_nccl = nccl_open(o.nccl, w.comm, w.info.rank, w.info.nranks, &why);
-        if (!o.with_nccl)
-            mk_cli_say("no NCCL baseline: %s", why);
-    }
-    const int ret = run(&o, &w);
-    nccl_close();
-    mk_comm_destroy(w.comm);
-    return ret;
+    snprintf(blocks, sizeof(blocks), "%d", o.blocks);
+    if (o.blocks)
+        setenv("MK_BLOCKS", blocks, 1);
+    b.o = &o;
+    int ret = ar_start(&b);
+    if (ret)
+        return ret;
+    b.base_sms = !o.cpu && o.blocks && o.blocks < gpu_sms() ? o.blocks : 0;
+    if (!o.cpu)
+        blas_sm_target(b.base_sms);
+    ret = run(&b);
+    ar_end(&b);
+    return ret ? ret : mk_cli_flush();
 }

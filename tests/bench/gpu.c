@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define CU(X)                                                                                                \
     X(cuInit, (unsigned))                                                                                    \
@@ -23,6 +24,7 @@
     X(cuMemcpyDtoH_v2, (void *, gpu_ptr, size_t))                                                            \
     X(cuMemcpyDtoD_v2, (gpu_ptr, gpu_ptr, size_t))                                                           \
     X(cuStreamCreate, (void **, unsigned))                                                                   \
+    X(cuStreamWaitEvent, (void *, void *, unsigned))                                                         \
     X(cuStreamSynchronize, (void *))                                                                         \
     X(cuStreamBeginCapture_v2, (void *, int))                                                                \
     X(cuStreamEndCapture, (void *, void **))                                                                 \
@@ -40,9 +42,10 @@ static struct {
     CU(FIELD)
 #undef FIELD
 } cu;
-static void *stream, *event[2];
+static void *stream, *side, *event[2], *edge[2];
 static char name[96];
 static int sms;
+static bool host; /* no GPU is used: memory is the processor's, everything is over at once */
 
 static void check(int err, const char *what)
 {
@@ -52,6 +55,7 @@ static void check(int err, const char *what)
     exit(1);
 }
 #define DO(fn, args) check(cu.fn args, #fn)
+#define P(x) ((void *)(uintptr_t)(x))
 
 bool gpu_open(const char **why)
 {
@@ -79,9 +83,17 @@ bool gpu_open(const char **why)
     DO(cuDevicePrimaryCtxRetain, (&ctx, dev));
     DO(cuCtxSetCurrent, (ctx));
     DO(cuStreamCreate, (&stream, 1));
-    DO(cuEventCreate, (&event[0], 0));
-    DO(cuEventCreate, (&event[1], 0));
+    DO(cuStreamCreate, (&side, 1));
+    for (int i = 0; i < 2; i++) {
+        DO(cuEventCreate, (&event[i], 0));
+        DO(cuEventCreate, (&edge[i], 2 /* no timing */));
+    }
     return true;
+}
+void gpu_open_host(void)
+{
+    host = true;
+    snprintf(name, sizeof(name), "no GPU, on the processor");
 }
 const char *gpu_name(void)
 {
@@ -94,33 +106,62 @@ int gpu_sms(void)
 gpu_ptr gpu_alloc(size_t bytes)
 {
     gpu_ptr p;
-    DO(cuMemAlloc_v2, (&p, bytes ? bytes : 1));
+    if (host) {
+        p = (gpu_ptr)(uintptr_t)aligned_alloc(256, (bytes + 256) & ~(size_t)255);
+        check(!p, "memory");
+    } else {
+        DO(cuMemAlloc_v2, (&p, bytes ? bytes : 1));
+    }
     return p;
 }
 void gpu_free(gpu_ptr p)
 {
-    DO(cuMemFree_v2, (p));
+    if (host)
+        free(P(p));
+    else
+        DO(cuMemFree_v2, (p));
 }
 void gpu_set(gpu_ptr p, int byte, size_t bytes)
 {
-    DO(cuMemsetD8_v2, (p, (unsigned char)byte, bytes));
+    if (host)
+        memset(P(p), byte, bytes);
+    else
+        DO(cuMemsetD8_v2, (p, (unsigned char)byte, bytes));
     gpu_sync(); /* gpu_stream() does not wait for the default stream */
 }
 void gpu_put(gpu_ptr dst, const void *src, size_t bytes)
 {
-    DO(cuMemcpyHtoD_v2, (dst, src, bytes));
+    if (host)
+        memcpy(P(dst), src, bytes);
+    else
+        DO(cuMemcpyHtoD_v2, (dst, src, bytes));
 }
 void gpu_get(void *dst, gpu_ptr src, size_t bytes)
 {
-    DO(cuMemcpyDtoH_v2, (dst, src, bytes));
+    if (host)
+        memcpy(dst, P(src), bytes);
+    else
+        DO(cuMemcpyDtoH_v2, (dst, src, bytes));
 }
 void gpu_sync(void)
 {
-    DO(cuCtxSynchronize, ());
+    if (!host)
+        DO(cuCtxSynchronize, ());
 }
 void *gpu_stream(void)
 {
     return stream;
+}
+void *gpu_side_stream(void)
+{
+    return side;
+}
+void gpu_after(void *later, void *earlier)
+{
+    void *e =
+        edge[earlier == side]; /* a wait is for the last record before it, so one event an edge will do */
+    DO(cuEventRecord, (e, earlier));
+    DO(cuStreamWaitEvent, (later, e, 0));
 }
 
 static uint16_t random_half(uint64_t *s, mk_dtype_t dtype)
@@ -160,7 +201,10 @@ void gpu_random(gpu_ptr p, size_t count, mk_dtype_t dtype, uint64_t seed)
     gpu_put(p, h, period * 2);
     for (size_t done = period; done < count; done *= 2) {
         const size_t n = count - done < done ? count - done : done;
-        DO(cuMemcpyDtoD_v2, (p + done * 2, p, n * 2));
+        if (host)
+            memcpy(P(p + done * 2), P(p), n * 2);
+        else
+            DO(cuMemcpyDtoD_v2, (p + done * 2, p, n * 2));
     }
     gpu_sync();
     free(h);
@@ -168,53 +212,81 @@ void gpu_random(gpu_ptr p, size_t count, mk_dtype_t dtype, uint64_t seed)
 
 struct gpu_graph {
     void *graph, *exec;
+    int (*fn)(void *arg, int i); /* on the processor: called again */
+    void *arg;
+    int n;
 };
+
+static void issue(int (*fn)(void *arg, int i), void *arg, int n)
+{
+    for (int i = 0; i < n; i++)
+        if (fn(arg, i)) {
+            fprintf(stderr, "%s\n", mk_last_error());
+            exit(1);
+        }
+}
+
+static double now_us(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
+}
+
+/* g: replayed; NULL: fn. */
+static double timed(struct gpu_graph *g, int (*fn)(void *arg, int i), void *arg, int n)
+{
+    float ms;
+    const double begin = now_us();
+    if (!host)
+        DO(cuEventRecord, (event[0], stream));
+    if (g)
+        gpu_replay(g);
+    else
+        issue(fn, arg, n);
+    if (host)
+        return now_us() - begin;
+    DO(cuEventRecord, (event[1], stream));
+    DO(cuEventSynchronize, (event[1]));
+    DO(cuEventElapsedTime, (&ms, event[0], event[1]));
+    return (double)ms * 1e3;
+}
 
 struct gpu_graph *gpu_capture(int (*fn)(void *arg, int i), void *arg, int n)
 {
     struct gpu_graph *g = calloc(1, sizeof(*g));
+    g->fn = fn;
+    g->arg = arg;
+    g->n = n;
+    if (host)
+        return g;
     DO(cuStreamBeginCapture_v2, (stream, 0));
-    for (int i = 0; i < n; i++)
-        if (fn(arg, i)) {
-            fprintf(stderr, "capture: %s\n", mk_last_error());
-            exit(1);
-        }
+    issue(fn, arg, n);
     DO(cuStreamEndCapture, (stream, &g->graph));
     DO(cuGraphInstantiateWithFlags, (&g->exec, g->graph, 0));
     return g;
 }
 double gpu_replay_us(struct gpu_graph *g)
 {
-    float ms;
-    DO(cuEventRecord, (event[0], stream));
-    DO(cuGraphLaunch, (g->exec, stream));
-    DO(cuEventRecord, (event[1], stream));
-    DO(cuEventSynchronize, (event[1]));
-    DO(cuEventElapsedTime, (&ms, event[0], event[1]));
-    return (double)ms * 1e3;
+    return timed(g, NULL, NULL, 0);
 }
 void gpu_replay(struct gpu_graph *g)
 {
-    DO(cuGraphLaunch, (g->exec, stream));
+    if (host)
+        issue(g->fn, g->arg, g->n);
+    else
+        DO(cuGraphLaunch, (g->exec, stream));
 }
 double gpu_time_us(int (*fn)(void *arg, int i), void *arg, int n)
 {
-    float ms;
-    DO(cuEventRecord, (event[0], stream));
-    for (int i = 0; i < n; i++)
-        if (fn(arg, i)) {
-            fprintf(stderr, "%s\n", mk_last_error());
-            exit(1);
-        }
-    DO(cuEventRecord, (event[1], stream));
-    DO(cuEventSynchronize, (event[1]));
-    DO(cuEventElapsedTime, (&ms, event[0], event[1]));
-    return (double)ms * 1e3;
+    return timed(NULL, fn, arg, n);
 }
 void gpu_graph_free(struct gpu_graph *g)
 {
-    DO(cuGraphExecDestroy, (g->exec));
-    DO(cuGraphDestroy, (g->graph));
+    if (!host) {
+        DO(cuGraphExecDestroy, (g->exec));
+        DO(cuGraphDestroy, (g->graph));
+    }
     free(g);
 }
 
@@ -228,6 +300,20 @@ static int (*dgemm)(void *, int, int, int, int, int, const double *, const void 
 static int (*set_stream)(void *, void *);
 static int (*set_workspace)(void *, void *, size_t);
 static int (*set_sms)(void *, int);
+
+#define WORKSPACE (64u << 20) /* what PyTorch gives it on Hopper is less */
+static gpu_ptr workspace;
+static void *blas_stream;
+
+/* Setting the stream takes cuBLAS back to a workspace of its own. */
+static void use_stream(void *s)
+{
+    if (s == blas_stream)
+        return;
+    check(set_stream(handle, s), "cublasSetStream");
+    check(set_workspace(handle, P(workspace), WORKSPACE), "cublasSetWorkspace");
+    blas_stream = s;
+}
 
 bool blas_open(const char **why)
 {
@@ -250,9 +336,8 @@ bool blas_open(const char **why)
         *why = "libcublas lacks a function or has no handle";
         return false;
     }
-    set_stream(handle, stream);
-    set_workspace(handle, (void *)(uintptr_t)gpu_alloc(64 << 20),
-                  64 << 20); /* what PyTorch gives it on Hopper is less */
+    workspace = gpu_alloc(WORKSPACE);
+    use_stream(stream);
     return true;
 }
 void blas_sm_target(int target)
@@ -264,7 +349,7 @@ int blas_gemm(mk_layout_t layout, mk_dtype_t dtype, int64_t m, int64_t n, int64_
 {
     const float one = 1, zero = 0;
     const int type = dtype == MK_BFLOAT16 ? 14 : 2; /* CUDA_R_16BF, CUDA_R_16F */
-    set_stream(handle, s);
+    use_stream(s);
     return gemm_ex(handle, layout == MK_TN ? 1 : 0, layout == MK_NT ? 1 : 0, (int)n, (int)m, (int)k, &one,
                    (void *)(uintptr_t)b, type, (int)ldb, (void *)(uintptr_t)a, type, (int)lda, &zero,
                    (void *)(uintptr_t)c, type, (int)ldc, 68 /* 32F */, -1);

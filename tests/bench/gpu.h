@@ -13,6 +13,9 @@ typedef uint64_t gpu_ptr;
 /* false: no GPU here, *why says so. Makes the primary context of GPU 0 current, or of GPU MK_LOCAL_RANK mod
  * the number of GPUs. */
 bool gpu_open(const char **why);
+/* In its place: no GPU is touched, memory is the processor's, a call is over when it returns, "graphs" call again;
+ * there are no streams (gpu_stream() is NULL) and there is no cuBLAS. For trying a program out. */
+void gpu_open_host(void);
 const char *gpu_name(void);
 int gpu_sms(void);
 gpu_ptr gpu_alloc(size_t bytes);
@@ -26,6 +29,9 @@ double gpu_value(uint16_t h, mk_dtype_t dtype); /* of a bf16 or fp16 */
 void gpu_sync(void);
 
 void *gpu_stream(void); /* one non-blocking stream */
+void *gpu_side_stream(void);
+/* What is put into `later` from now on waits for what is in `earlier`: one of the two streams and the other. */
+void gpu_after(void *later, void *earlier);
 /* Captures fn(arg, i) for i = 0 .. n-1 on gpu_stream() into a graph. */
 struct gpu_graph;
 struct gpu_graph *gpu_capture(int (*fn)(void *arg, int i), void *arg, int n);
@@ -35,10 +41,10 @@ void gpu_replay(struct gpu_graph *g);      /* does not wait */
 double gpu_time_us(int (*fn)(void *arg, int i), void *arg, int n);
 void gpu_graph_free(struct gpu_graph *g);
 
-/* cuBLAS: C = op(A) op(B), row-major as in mkernel.h. false: no libcublas. sms: 0 or an SM count target. */
+/* cuBLAS: C = op(A) op(B), row-major as in mkernel.h. false: no libcublas. */
 bool blas_open(const char **why);
 int blas_gemm(mk_layout_t layout, mk_dtype_t dtype, int64_t m, int64_t n, int64_t k, gpu_ptr a, int64_t lda,
               gpu_ptr b, int64_t ldb, gpu_ptr c, int64_t ldc, void *stream);
 /* float64: C[m,n] = A[m,k] B[n,k]^T, dense. */
 void blas_gemm_f64(int64_t m, int64_t n, int64_t k, gpu_ptr a, gpu_ptr b, gpu_ptr c);
-void blas_sm_target(int sms);
+void blas_sm_target(int sms); /* 0: all */

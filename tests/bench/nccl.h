@@ -6,9 +6,12 @@
 #include "tests/bench/gpu.h"
 #include <stdbool.h>
 
-/* Collective over comm's ranks. path: of libnccl. false on every rank: *why says whose and why. */
-bool nccl_open(const char *path, mk_comm_t comm, int rank, int nranks, const char **why);
+/* A communicator of NCCL over comm's ranks; collective. path: of libnccl; the first one stays loaded. ctas: blocks of
+ * its kernels, neither more nor less; 0: NCCL's choice. false: not on this rank at least, *why says whose and why. */
+bool nccl_open(const char *path, mk_comm_t comm, int rank, int nranks, int ctas, void **out,
+               const char **why);
 int nccl_version(void);
 /* In-place sum; 0 or an error. */
-int nccl_all_reduce(gpu_ptr p, size_t count, mk_dtype_t dtype, void *stream);
-void nccl_close(void);
+int nccl_all_reduce(void *nccl, gpu_ptr p, size_t count, mk_dtype_t dtype, void *stream);
+const char *nccl_error(int err);
+void nccl_close(void *nccl); /* NULL allowed */

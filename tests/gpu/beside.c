@@ -19,6 +19,7 @@
 
 static mk_comm_t comm;
 static struct mk_comm_info info;
+static void *nccl;
 static gpu_ptr a, b, c, x;
 static void *second;
 static int failures;
@@ -62,7 +63,7 @@ static int one_round(int round)
     const bool fused_first = (info.rank + round) % 2;
     int ret = 0;
     for (int i = 0; i < 2 && !ret; i++) {
-        ret = (i == 0) == fused_first ? fused() : nccl_all_reduce(x, COUNT, MK_BFLOAT16, second);
+        ret = (i == 0) == fused_first ? fused() : nccl_all_reduce(nccl, x, COUNT, MK_BFLOAT16, second);
         if (i == 0)
             usleep((useconds_t)((round * 7919 + info.rank * 977) % 3000));
     }
@@ -87,7 +88,7 @@ int main(int argc, char **argv)
         printf("FAIL: init: %s\n", mk_last_error());
         return 1;
     }
-    if (!nccl_open(argv[1], comm, info.rank, info.nranks, &why) ||
+    if (!nccl_open(argv[1], comm, info.rank, info.nranks, 0, &nccl, &why) ||
         cu->stream_create(&second, MK_CU_STREAM_NON_BLOCKING)) {
         printf("skip: gpu.beside: %s\n", why);
         return 77;
@@ -101,7 +102,7 @@ int main(int argc, char **argv)
     set_all(x, COUNT, 0);
     /* The first call of NCCL connects the ranks on the host, and one of ours loads kernels: before there is anything in
      * flight that a rank could wait for. */
-    if (nccl_all_reduce(x, COUNT, MK_BFLOAT16, second) || fused()) {
+    if (nccl_all_reduce(nccl, x, COUNT, MK_BFLOAT16, second) || fused()) {
         printf("FAIL rank %d: first calls: %s\n", info.rank, mk_last_error());
         return 1;
     }
@@ -126,7 +127,7 @@ int main(int argc, char **argv)
         printf("FAIL rank %d: %s\n", info.rank, mk_last_error());
     printf("rank %d of %d (%d nodes): %d rounds beside NCCL %d, %d failures\n", info.rank, info.nranks,
            info.nnodes, rounds, nccl_version(), failures + (error != 0));
-    nccl_close();
+    nccl_close(nccl);
     mk_comm_destroy(comm);
     return failures || error;
 }

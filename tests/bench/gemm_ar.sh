@@ -1,0 +1,44 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Copyright mKernel authors
+# mkbench gemm_ar on the CPU executor: gemm_ar.sh MKBENCH FILE. It says nothing about speed: rates follow from ratios, the
+# link is looked at, results are checked, the JSON has every field that a reader of the GPU's figures needs.
+bench=$1 file=$2
+fail() {
+    echo "$*"
+    [ -z "$text" ] || echo "$text"
+    exit 1
+}
+number() { sed -n "s/^ *\"$1\": \(-\{0,1\}[0-9.e+-]*\),\{0,1\}$/\1/p" "$file" | sed -n "${2:-1}p"; }
+near() { awk "BEGIN {exit !(($1) > 0.999 * ($2) && ($1) < 1.001 * ($2))}" || fail "$3: $1, not $2"; }
+
+rm -f "$file"
+text=$("$bench" gemm_ar --cpu --nodes 2 --shape 256,512,256 --shape 64,96,160 --ratio 2,1 --link-latency-us 50 --pairs 6 \
+    --calls 2 --json "$file" 2>&1) || fail "exit $?"
+[ "$(grep -c '"ratio_asked"' "$file")" -eq 4 ] || fail "not two shapes at two ratios in $file"
+[ "$(grep -c '"t_comm": {.*"to_fused_low": [0-9]' "$file")" -eq 4 ] || fail "T_comm without an interval"
+[ "$(grep -c '"unfused": {' "$file")" -eq 4 ] || fail "the parts in a row are not there"
+for field in link_alone_gbps blocks comm_blocks tiles waves wire_bytes wire_us bound_us factor rows_checked; do
+    awk "BEGIN {exit !(\"$(number $field)\" > 0)}" && [ -n "$(number $field)" ] || fail "$field is \"$(number $field)\""
+done
+near "$(number link_latency_us)" 50 "latency"
+near "$(number rows_checked)" "256 / 32" "rows checked"
+# half the rate at twice the ratio, on the same T_compute; 2 x 1: all of C, bf16, leaves a rank
+near "$(number link_gbps 2)" "2 * $(number link_gbps 1)" "rates of the ratios"
+near "$(number wire_bytes)" "256 * 512 * 2 + 16" "bytes of an exchange"
+near "$(number wire_us)" "$(number wire_bytes) * 8e-3 / $(number link_gbps) + 50" "bytes / rate + latency"
+printf '%s\n' "$text" | grep -q 'checked: 8 of 256 rows' || fail "the result was not checked"
+awk "BEGIN {exit !($(number link_alone_gbps) <= 1.02 * $(number link_gbps))}" || fail "the link runs above its rate"
+
+rm -f "$file"
+text=$("$bench" gemm_ar --cpu --nodes 2 --ranks-per-node 2 --set small --shape 1,1,1 --set nothing --json "$file" 2>&1)
+[ $? -eq 2 ] && [ ! -e "$file" ] || fail "an unknown set is not exit 2"
+text=$("$bench" gemm_ar --cpu --nodes 1 --ranks-per-node 3 --graph --check 1 --shape 130,70,33 --json "$file" 2>&1) || fail "exit $?"
+near "$(number rows_checked)" 130 "rows checked"
+[ "$(number link_alone_gbps)" = 0 ] || fail "a link within a node"
+for wrong in "--ratio 0" "--ratio x" "--ratio 1 --link-gbps 3" "--pairs 0" "--shape 1,2" "--shape 1,2,3x" "--nodes" extra; do
+    # shellcheck disable=SC2086
+    "$bench" gemm_ar --cpu $wrong >/dev/null 2>&1
+    [ $? -eq 2 ] || fail "mkbench gemm_ar $wrong: not exit 2"
+done
+exit 0
