@@ -158,8 +158,10 @@ void *gpu_side_stream(void)
 }
 void gpu_after(void *later, void *earlier)
 {
-    void *e =
-        edge[earlier == side]; /* a wait is for the last record before it, so one event an edge will do */
+    /* a wait is for the last record before it, so one event an edge will do */
+    void *e = edge[earlier == side];
+    if (host)
+        return;
     DO(cuEventRecord, (e, earlier));
     DO(cuStreamWaitEvent, (later, e, 0));
 }
