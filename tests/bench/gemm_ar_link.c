@@ -15,6 +15,7 @@
 
 #define WINDOW 32 /* writes under way, over all links */
 #define TIME_NS 40e6
+#define LEAST 4096 /* bytes of a write */
 #define LIMIT_NS 10000000000ull
 #define CONNECT_NS 10000000000ull
 
@@ -231,6 +232,18 @@ static void close_all(struct hold *h)
         gpu_free(h->gpu);
 }
 
+/* For about TIME_NS; of a slow link smaller writes than the operator's, so that there are some windows of them. */
+static void choose_writes(struct hold *h, double gbps)
+{
+    const double bytes = gbps / 8 * TIME_NS;
+    h->chunk = (uint32_t)h->b->info.chunk;
+    while (h->chunk > LEAST && bytes / h->chunk < 4 * WINDOW)
+        h->chunk /= 2;
+    h->writes = (uint64_t)(bytes / h->chunk);
+    if (h->writes < 4 * WINDOW)
+        h->writes = 4 * WINDOW;
+}
+
 int ar_link_hold(struct ar_bench *b, const struct ar_link *link, double *gbps)
 {
     struct mk_settings s;
@@ -241,9 +254,7 @@ int ar_link_hold(struct ar_bench *b, const struct ar_link *link, double *gbps)
         return 0;
     memset(&h, 0, sizeof(h));
     h.b = b;
-    h.chunk = (uint32_t)b->info.chunk;
-    const double bytes = (link->gbps > 0 ? link->gbps : b->o->cpu ? 10 : 400) / 8 * TIME_NS;
-    h.writes = (uint64_t)(bytes / h.chunk) + 2 * WINDOW;
+    choose_writes(&h, link->gbps > 0 ? link->gbps : b->o->cpu ? 10 : 400);
     int ret = mk_settings_load(&s, true) || mk_engine_open(&s, &h.e);
     if (ret)
         failed(&h, "opening");

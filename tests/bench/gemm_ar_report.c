@@ -57,15 +57,15 @@ static void heading(const struct ar_bench *b, const struct ar_result *r)
     else if (r->link.gbps <= 0)
         printf(", %s not paced", b->info.transport);
     else
-        printf(", %s at %.1f Gbit/s + %.1f us", b->info.transport, r->link.gbps, r->link.us);
+        printf(", %s at %.4g Gbit/s + %.4g us", b->info.transport, r->link.gbps, r->link.us);
     if (r->link.ratio > 0)
         printf(" (bytes/rate = %.2f x T_compute, %.1f us when alone)", r->link.ratio, r->compute_us);
     printf("; %d calls a sample, %d sets of operands\n", b->calls, b->sets);
     if (r->reached > 0 && r->link.gbps > 0)
-        printf("the link alone, all ranks at once: %.1f Gbit/s, %.3f of the rate%s\n", r->reached,
+        printf("the link alone, all ranks at once: %.4g Gbit/s, %.3f of the rate%s\n", r->reached,
                r->reached / r->link.gbps, r->reached < 0.98 * r->link.gbps ? ": NOT HELD" : "");
     else if (r->reached > 0)
-        printf("the link alone, all ranks at once: %.1f Gbit/s\n", r->reached);
+        printf("the link alone, all ranks at once: %.4g Gbit/s\n", r->reached);
     if (r->rows)
         printf("checked: %d of %lld rows equal the contract bit by bit, same bits on %d ranks, before and "
                "after\n",
