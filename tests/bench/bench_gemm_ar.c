@@ -238,12 +238,11 @@ static int run(struct ar_bench *b)
         ret = one_shape(b, compute_us[i], j);
         ar_drop(b);
     }
-    if (j && !ret) {
+    if (j) { /* what was measured before a failure is kept, and said to be not all */
         mk_json_end(j);
+        mk_json_bool(j, "complete", !ret);
         mk_json_end(j);
-        ret = mk_json_close(j) ? 1 : 0;
-    } else if (j) {
-        mk_json_cancel(j);
+        ret = mk_json_close(j) || ret;
     }
     return ret;
 }

@@ -17,6 +17,7 @@ text=$("$bench" gemm_ar --cpu --nodes 2 --shape 256,512,256 --shape 64,96,160 --
     --calls 2 --json "$file" 2>&1) || fail "exit $?"
 [ "$(grep -c '"ratio_asked"' "$file")" -eq 4 ] || fail "not two shapes at two ratios in $file"
 [ "$(grep -c '"t_comm": {.*"to_fused_low": [0-9]' "$file")" -eq 4 ] || fail "T_comm without an interval"
+grep -q '"complete": true' "$file" || fail "not complete"
 [ "$(grep -c '"unfused": {' "$file")" -eq 4 ] || fail "the parts in a row are not there"
 for field in link_alone_gbps blocks comm_blocks tiles waves wire_bytes wire_us bound_us factor rows_checked; do
     awk "BEGIN {exit !(\"$(number $field)\" > 0)}" && [ -n "$(number $field)" ] || fail "$field is \"$(number $field)\""

@@ -106,7 +106,11 @@ static const char *verdict(const struct bench_samples *ratio)
 static void say_bound(const struct ar_bench *b, const struct ar_result *r, const struct held *h)
 {
     const double x = h->fused / h->bound;
-    printf("fused / bound %.3f; ", x);
+    double low, high;
+    printf("fused / bound %.3f", x);
+    if (bench_interval(&r->to_bound, &low, &high))
+        printf(" (of the same round %.3f to %.3f)", low, high);
+    printf("; ");
     if (h->factor == 1.10 || h->factor == 1.25)
         printf("held to %.2f", h->factor);
     else
@@ -159,6 +163,7 @@ static void say_nccl(const struct ar_bench *b, const struct ar_result *r, const 
 static void json_numbers(const struct ar_bench *b, const struct ar_result *r, const struct held *h,
                          struct mk_json *j)
 {
+    double low, high;
     mk_json_int(j, "M", b->m);
     mk_json_int(j, "N", b->n);
     mk_json_int(j, "K", b->k);
@@ -181,6 +186,10 @@ static void json_numbers(const struct ar_bench *b, const struct ar_result *r, co
     mk_json_real(j, "wire_us", h->wire_us);
     mk_json_real(j, "bound_us", h->bound);
     mk_json_real(j, "fused_to_bound", h->fused / h->bound);
+    if (bench_interval(&r->to_bound, &low, &high)) {
+        mk_json_real(j, "fused_to_bound_low", low);
+        mk_json_real(j, "fused_to_bound_high", high);
+    }
     mk_json_real(j, "factor", h->factor);
     if (!r->us[AR_NCCL].n)
         return;
