@@ -139,19 +139,47 @@ const struct mk_caps *mk_engine_caps(const struct mk_engine *e)
 
 /* ---- memory ---- */
 
-int mk_engine_reg(struct mk_engine *e, void *addr, size_t len, const struct mk_shm *shm, struct mk_mr **out)
+static int keep_mr(struct mk_engine *e, struct mk_mr *mr, struct mk_mr **out)
 {
-    struct mk_mr *mr;
     struct mk_mr **list = realloc(e->mr, (e->nmr + 1) * sizeof(struct mk_mr *));
-    if (!list)
-        return mk_fail(MK_ERR_NOMEM, "NET", "registering %zu bytes", len);
+    if (!list) {
+        e->ops->dereg(mr);
+        return mk_fail(MK_ERR_NOMEM, "NET", "registering %zu bytes", mr->len);
+    }
     e->mr = list;
-    const int ret = e->ops->reg(e->dev, addr, len, shm, &mr);
-    if (ret)
-        return ret;
     e->mr[e->nmr++] = mr;
     *out = mr;
     return 0;
+}
+
+int mk_engine_reg(struct mk_engine *e, void *addr, size_t len, const struct mk_shm *shm, struct mk_mr **out)
+{
+    struct mk_mr *mr;
+    const int ret = e->ops->reg(e->dev, addr, len, shm, &mr);
+    return ret ? ret : keep_mr(e, mr, out);
+}
+
+int mk_engine_export(struct mk_engine *e, void *addr, size_t len, struct mk_export **out)
+{
+    *out = NULL;
+    return e->caps.gpu_memory && e->ops->export ? e->ops->export(e->dev, addr, len, out) : 0;
+}
+
+int mk_engine_reg_export(struct mk_engine *e, struct mk_export *x, struct mk_mr **out)
+{
+    struct mk_mr *mr;
+    const int ret = e->ops->reg_export(x, &mr);
+    return ret ? ret : keep_mr(e, mr, out);
+}
+
+bool mk_mr_on_gpu(const struct mk_mr *mr)
+{
+    return mr->gpu;
+}
+
+int mk_mr_fill(struct mk_mr *mr, uint64_t off, const void *from, uint32_t len)
+{
+    return mr->dev->ops->fill(mr, off, from, len);
 }
 
 void mk_mr_key(const struct mk_mr *mr, struct mk_net_key *out)

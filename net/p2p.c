@@ -285,6 +285,7 @@ int mk_p2p_progress(struct mk_p2p *p)
     const int ret = mk_engine_progress(p->e);
     if (++p->rounds % REAP_EVERY == 0) {
         mk_p2p_stops(p);
+        mk_p2p_answer_asks(p);
         if (p->closing)
             reap_all(p);
     }
@@ -387,9 +388,17 @@ int mk_p2p_reg(struct mk_p2p_comm *c, void *addr, size_t len, struct mk_p2p_mr *
     m->addr = addr;
     m->len = len;
     m->shadow.fd = -1;
+    struct mk_export *x;
+    int ret = mk_engine_export(c->p->e, addr, len,
+                               &x); /* may wait for kernels that wait for us: without the lock */
+    if (ret) {
+        free(m);
+        return ret;
+    }
     pthread_mutex_lock(&c->p->lock);
-    int ret = mk_engine_reg(c->p->e, addr, len, NULL, &m->mr);
+    ret = x ? mk_engine_reg_export(c->p->e, x, &m->mr) : mk_engine_reg(c->p->e, addr, len, NULL, &m->mr);
     if (!ret) {
+        m->gpu = mk_mr_on_gpu(m->mr);
         mk_mr_key(m->mr, &m->key);
         m->number = c->nspare ? c->spare_mr[--c->nspare] : c->next_mr++;
         m->next = c->mrs;
@@ -400,6 +409,11 @@ int mk_p2p_reg(struct mk_p2p_comm *c, void *addr, size_t len, struct mk_p2p_mr *
     if (ret)
         free(m);
     return ret;
+}
+
+bool mk_p2p_on_gpu(const struct mk_p2p_mr *m)
+{
+    return m->gpu;
 }
 
 /* The peer keeps what it imported by number: they are given out again, and stay few. */

@@ -49,6 +49,7 @@ struct mk_p2p_mr {
     size_t len;
     struct mk_mr *mr;
     uint32_t number; /* on this comm */
+    bool gpu;        /* is read and written by the network alone */
     struct mk_shm
         shadow; /* where the peer writes, if it cannot write the memory itself (addr NULL: not made) */
     struct mk_mr *shadow_mr;
@@ -91,6 +92,7 @@ struct mk_p2p_recv {
 /* A receive that the peer announced and nothing was sent for. */
 struct mk_p2p_offer {
     bool open;
+    bool direct; /* into GPU memory: worth no detour, however small */
     uint32_t number;
     int tag;
     uint64_t offset, size;
@@ -184,6 +186,7 @@ struct mk_p2p_comm {
     unsigned looks;
     bool closed, fin_sent, fin_done, greeted;
     bool stopped;     /* the peer writes nothing more here (receiver); it was told so (sender) */
+    bool asked;       /* sender: the receiver knows that small ones need announcements too */
     unsigned control; /* puts of our own under way */
     unsigned lingers; /* looks at the closed comm since its link broke */
 };
@@ -237,6 +240,8 @@ int mk_p2p_tag_next(struct mk_p2p_tags *t, int tag, uint32_t **next);
 int mk_p2p_tx_progress(struct mk_p2p_comm *c);
 void mk_p2p_tx_done(struct mk_p2p_comm *c, uint64_t index, int status);
 int mk_p2p_rx_progress(struct mk_p2p_comm *c, struct mk_p2p_recv *r);
+/* Announces small receives whose senders need that, also where nobody tests them. */
+void mk_p2p_answer_asks(struct mk_p2p *p);
 /* Tells the sender what it may reuse, if that is worth it. */
 int mk_p2p_rx_credit(struct mk_p2p_comm *c, bool idle);
 

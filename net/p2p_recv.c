@@ -28,7 +28,7 @@ static void move_mail(struct mk_p2p_rx *rx)
 /* Must it be announced? */
 static bool is_large(const struct mk_p2p_comm *c, const struct mk_p2p_sub *s)
 {
-    return s->size > mk_p2p_rings_most(c->p->ring);
+    return s->size > mk_p2p_rings_most(c->p->ring) || (s->size && s->mr && s->mr->gpu);
 }
 
 /* ---- completion ---- */
@@ -62,8 +62,20 @@ static void too_small(struct mk_p2p_comm *c, struct mk_p2p_recv *r, const struct
                 (unsigned long long)size, s->tag, c->name, s->size);
 }
 
-static void deliver(struct mk_p2p_comm *c, struct mk_p2p_recv *r, struct mk_p2p_sub *s, const uint8_t *data,
-                    const struct mk_p2p_eager *head)
+/* Into GPU memory: only what was sent from host memory before the announcement was seen. */
+static int land(struct mk_p2p_comm *c, const struct mk_p2p_sub *s, const uint8_t *data, uint32_t size)
+{
+    if (!s->mr || !s->mr->gpu) {
+        memcpy(s->data, data, size);
+        return 0;
+    }
+    const int ret = mk_mr_fill(s->mr->mr, (uint64_t)(s->data - s->mr->addr), data, size);
+    return ret ? mk_p2p_comm_fail(c, ret, "a message from %s into GPU memory: %s", c->name, mk_last_error())
+               : 0;
+}
+
+static int deliver(struct mk_p2p_comm *c, struct mk_p2p_recv *r, struct mk_p2p_sub *s, const uint8_t *data,
+                   const struct mk_p2p_eager *head)
 {
     if (s->state == MK_P2P_ANNOUNCED) {
         struct mk_p2p_box *b = box_at(c->rx, s->mail);
@@ -73,11 +85,11 @@ static void deliver(struct mk_p2p_comm *c, struct mk_p2p_recv *r, struct mk_p2p_
     if (head->size > s->size) {
         too_small(c, r, s, head->size);
         received(c, r, s, 0);
-        return;
+        return 0;
     }
-    if (head->size)
-        memcpy(s->data, data, head->size);
+    const int ret = head->size ? land(c, s, data, head->size) : 0;
     received(c, r, s, head->size);
+    return ret;
 }
 
 /* The oldest receive for this message. */
@@ -111,9 +123,7 @@ static int take_eager(struct mk_p2p_comm *c, struct mk_p2p_slot *at, bool *taken
     at->end = mk_p2p_ring_end(at->start, head.size);
     struct mk_p2p_sub *s = find_sub(c->rx, head.tag, head.number, &r);
     *taken = s != NULL;
-    if (s)
-        deliver(c, r, s, place + MK_P2P_EAGER_HEAD, &head);
-    return 0;
+    return s ? deliver(c, r, s, place + MK_P2P_EAGER_HEAD, &head) : 0;
 }
 
 static void consume(struct mk_p2p_rx *rx)
@@ -228,11 +238,17 @@ static bool stuck(const struct mk_p2p_comm *c)
     return rx->held && rx->consumed == rx->credited && !sender_has_room(c);
 }
 
+/* The sender's messages come from GPU memory, which it cannot copy into the ring. */
+static bool asked(const struct mk_p2p_comm *c)
+{
+    return mk_p2p_flag(c, MK_P2P_RECV_ASKED) != 0;
+}
+
 /* Memory that the peer cannot write gets a twin that it can, on its first use. */
 static int make_shadow(struct mk_p2p_comm *c, struct mk_p2p_mr *m)
 {
     struct mk_p2p *p = c->p;
-    if (!p->info.caps->shm_only || m->shadow.addr)
+    if (!p->info.caps->shm_only || m->shadow.addr || m->gpu)
         return 0;
     int ret = mk_shm_create("mkernel bounce", m->len, &m->shadow);
     if (!ret)
@@ -259,6 +275,7 @@ static void fill_mail(struct mk_p2p_comm *c, struct mk_p2p_sub *s)
     m->size = s->size;
     m->credit = rx->consumed;
     m->key = s->mr->key;
+    m->direct = s->mr->gpu;
     rx->box[slot].state = MK_P2P_MAIL_OPEN;
     rx->box[slot].sub = s;
     s->mail = rx->mail_next++;
@@ -306,7 +323,7 @@ static int announce(struct mk_p2p_comm *c)
     struct mk_p2p_rx *rx = c->rx;
     uint32_t first = rx->mail_next;
     int ret = 0;
-    const bool small_too = stuck(c) || rx->small_too;
+    const bool small_too = stuck(c) || rx->small_too || asked(c);
     rx->small_too = false;
     move_mail(rx);
     for (struct mk_p2p_req *q = rx->open_first; q && rx->unannounced; q = q->next) {
@@ -391,9 +408,17 @@ int mk_p2p_rx_progress(struct mk_p2p_comm *c, struct mk_p2p_recv *r)
     for (int i = 0; !ret && r && i < r->base.n; i++)
         if (r->sub[i].state == MK_P2P_ANNOUNCED)
             ret = look(c, r, &r->sub[i], r->sub[i].mail % MK_P2P_MAIL);
-    if (!ret && c->rx->unannounced && ((c->rx->large && !may_wait(c->rx)) || c->rx->small_too || stuck(c)))
+    if (!ret && c->rx->unannounced &&
+        ((c->rx->large && !may_wait(c->rx)) || c->rx->small_too || asked(c) || stuck(c)))
         ret = announce(c);
     return ret ? ret : mk_p2p_rx_credit(c, false);
+}
+
+void mk_p2p_answer_asks(struct mk_p2p *p)
+{
+    for (struct mk_p2p_comm *c = p->comms; c; c = c->next)
+        if (c->rx && c->rx->unannounced && asked(c) && !c->error && c->l && !mk_link_error(c->l, NULL))
+            mk_p2p_rx_progress(c, NULL);
 }
 
 /* ---- posting ---- */

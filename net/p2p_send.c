@@ -83,6 +83,7 @@ static int take_entry(struct mk_p2p_comm *c, uint32_t slot, const struct mk_p2p_
         return mk_p2p_comm_fail(c, MK_ERR_PEER, "%s announced %llu bytes that leave its memory", c->name,
                                 (unsigned long long)m->size);
     o->open = true;
+    o->direct = m->direct != 0;
     o->number = m->number;
     o->tag = m->tag;
     o->offset = m->offset;
@@ -156,11 +157,19 @@ static bool ring_room(const struct mk_p2p_comm *c, int kind, size_t size)
            mk_p2p_ring_room(&c->p->ring[kind], tx->ring[kind], tx->tail[kind], (uint32_t)size);
 }
 
-/* May a message of this size go at once? Then the ring for it, else -1. */
-static int eager_ring(const struct mk_p2p_comm *c, size_t size, bool offered)
+static bool on_gpu(const struct mk_p2p_send *s)
 {
+    return s->size && s->mr && s->mr->gpu;
+}
+
+/* May this message go at once? Then the ring for it, else -1. */
+static int eager_ring(const struct mk_p2p_comm *c, const struct mk_p2p_send *s, const struct mk_p2p_offer *o)
+{
+    const size_t size = s->size;
     const int kind = size <= MK_P2P_EAGER ? MK_P2P_SMALL : MK_P2P_LARGE;
-    if (size > c->p->ring[kind].most || (offered && kind == MK_P2P_LARGE))
+    if (size > c->p->ring[kind].most || (o && kind == MK_P2P_LARGE))
+        return -1;
+    if (on_gpu(s) || (o && o->direct && size && s->mr))
         return -1;
     if (ring_room(c, kind, size))
         return kind;
@@ -282,6 +291,13 @@ static int send_direct(struct mk_p2p_comm *c, struct mk_p2p_send *s, struct mk_p
     return mk_p2p_put(c, put, s->base.left);
 }
 
+/* The receiver is to announce small receives too. */
+static int ask(struct mk_p2p_comm *c)
+{
+    const struct mk_put put = {.note = MK_P2P_RECV_ASKED, .use4 = 1, .value = 1, .id = MK_P2P_ID_CONTROL};
+    return mk_p2p_put(c, &put, 1);
+}
+
 /* Sends s if that is possible now; else it is still waiting. */
 static int try_send(struct mk_p2p_comm *c, struct mk_p2p_send *s)
 {
@@ -290,10 +306,14 @@ static int try_send(struct mk_p2p_comm *c, struct mk_p2p_send *s)
         s->waiting = false;
         return send_nothing(c, s, o);
     }
-    const int kind = eager_ring(c, s->size, o != NULL); /* large and announced: straight into the buffer */
+    const int kind = eager_ring(c, s, o); /* large and announced: straight into the buffer */
     if (kind >= 0) {
         s->waiting = false;
         return send_eager(c, s, o, kind);
+    }
+    if (!o && on_gpu(s) && !c->asked && s->size <= mk_p2p_rings_most(c->p->ring)) {
+        c->asked = true;
+        return ask(c);
     }
     if (!o || (s->size && !s->mr))
         return 0;

@@ -19,7 +19,7 @@
 
 /* As bytes: 89 'm' 'K' 'n' 'e' 't' 0d 0a. */
 #define MK_P2P_MAGIC 0x0a0d74656e4b6d89ull
-#define MK_P2P_VERSION 3u
+#define MK_P2P_VERSION 4u
 #define MK_P2P_PLUGIN "mKernel"
 
 #define MK_P2P_MAIL 64u /* receives announced at a time */
@@ -91,6 +91,7 @@ enum { /* of the receiver's: two an eager slot (by ring), then three a mail slot
        MK_P2P_RECV_SIZE = MK_P2P_RECV_PART + MK_P2P_MAIL,
        MK_P2P_RECV_LIFE = MK_P2P_RECV_SIZE + MK_P2P_MAIL,
        MK_P2P_RECV_STOPPED,
+       MK_P2P_RECV_ASKED, /* small receives are to be announced too: messages come from GPU memory */
        MK_P2P_RECV_NOTES
 };
 
@@ -104,7 +105,8 @@ struct mk_p2p_mail {
     uint64_t size;
     uint64_t credit; /* eager slots consumed so far */
     struct mk_net_key key;
-    uint8_t zero[24];
+    uint32_t direct; /* 1: GPU memory; a small message should come straight too */
+    uint8_t zero[20];
 };
 static_assert(sizeof(struct mk_p2p_mail) == 128, "mail entry");
 

@@ -24,6 +24,12 @@ struct mk_mr {
     struct mk_dev *dev;
     void *addr;
     size_t len;
+    bool gpu; /* the processor cannot touch it */
+};
+struct mk_export { /* memory, looked up with the CUDA driver, that is about to be registered */
+    struct mk_dev *dev;
+    void *addr;
+    size_t len;
 };
 struct mk_rmem {
     struct mk_conn *conn;
@@ -72,6 +78,13 @@ struct mk_net_ops {
     void (*conn_close)(struct mk_conn *c);                                  /* never waits for the peer */
     int (*reg)(struct mk_dev *dev, void *addr, size_t len, const struct mk_shm *shm, struct mk_mr **out);
     void (*dereg)(struct mk_mr *mr);
+    /* caps.gpu_memory only, else NULL. reg of private memory or a GPU's in two parts: the first, by any thread at any
+     * time, calls the CUDA driver, which may wait for a kernel that itself waits for this device's progress; the second
+     * does not, and consumes the first's. fill: writes into registered GPU memory of our own, and returns when it is
+     * there. */
+    int (*export)(struct mk_dev *dev, void *addr, size_t len, struct mk_export **out);
+    int (*reg_export)(struct mk_export *x, struct mk_mr **out);
+    int (*fill)(struct mk_mr *mr, uint64_t off, const void *from, uint32_t len);
     void (*key)(const struct mk_mr *mr, struct mk_net_key *out);
     int (*import)(struct mk_conn *c, const struct mk_net_key *key, struct mk_rmem **out);
     void (*unimport)(struct mk_rmem *r);

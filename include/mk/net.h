@@ -75,6 +75,15 @@ void mk_engine_wake(struct mk_engine *e);
 int mk_engine_reg(struct mk_engine *e, void *addr, size_t len, const struct mk_shm *shm, struct mk_mr **out);
 void mk_mr_key(const struct mk_mr *mr, struct mk_net_key *out);
 void mk_mr_dereg(struct mk_mr *mr); /* NULL allowed */
+/* The same in two parts, for an engine that others drive meanwhile under a lock: export, without the lock, asks the CUDA
+ * driver, which may wait for kernels, and they for this engine; *out NULL: there is nothing to ask. reg_export, with the
+ * lock, consumes it. */
+struct mk_export;
+int mk_engine_export(struct mk_engine *e, void *addr, size_t len, struct mk_export **out);
+int mk_engine_reg_export(struct mk_engine *e, struct mk_export *x, struct mk_mr **out);
+bool mk_mr_on_gpu(const struct mk_mr *mr);
+/* Writes host memory into registered GPU memory of our own; returns when it is there, in some microseconds. */
+int mk_mr_fill(struct mk_mr *mr, uint64_t off, const void *from, uint32_t len);
 
 /* A link: open on both sides, exchange the addresses, connect on both sides until it no longer says AGAIN (the
  * caller drives mk_engine_progress between). peer_name appears in messages ("rank 3"). close never waits. */

@@ -11,7 +11,7 @@
  * (one write); over software networks, whose receivers have time for a copy, up to MK_P2P_EAGER_LARGE (of 256 KiB each,
  * eight in flight, the copy cost more than the announcement saved). More waits until the receiver has written {place,
  * key, size, tag} into a mailbox at the sender, and is then written straight into the posted buffer (one write; two if it
- * is shorter than what was posted).
+ * is shorter than what was posted). GPU memory is sent from and received into by the network alone: always so.
  *
  * Nothing blocks. MK_ERR_AGAIN from connect, accept, send, recv: not now, call again. Close functions always work,
  * with requests pending and without the peer. A request is dead after test said done. */
@@ -52,11 +52,13 @@ int mk_p2p_connect(struct mk_p2p *p, uint8_t handle[MK_P2P_HANDLE], struct mk_p2
 int mk_p2p_accept(struct mk_p2p_listener *l, struct mk_p2p_comm **out);
 void mk_p2p_comm_close(struct mk_p2p_comm *c);
 
-/* Memory of messages on this comm; may run while others send and receive on it. */
+/* Memory of messages on this comm, GPU memory too where the network's caps say so; may run while others send and receive
+ * on it. */
 int mk_p2p_reg(struct mk_p2p_comm *c, void *addr, size_t len, struct mk_p2p_mr **out);
+bool mk_p2p_on_gpu(const struct mk_p2p_mr *mr);
 void mk_p2p_dereg(struct mk_p2p_comm *c, struct mk_p2p_mr *mr);
 
-/* mr may be NULL where the size is at most MK_P2P_EAGER. The buffer must stay until test says done. */
+/* mr may be NULL where the size is at most MK_P2P_EAGER, in host memory. The buffer must stay until test says done. */
 int mk_p2p_send(struct mk_p2p_comm *c, const void *data, size_t size, int tag, struct mk_p2p_mr *mr,
                 struct mk_p2p_req **out);
 int mk_p2p_recv(struct mk_p2p_comm *c, int n, void *const *data, const size_t *sizes, const int *tags,

@@ -5,6 +5,7 @@
 #include "mk/err.h"
 #include "mk/log.h"
 #include <errno.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -38,6 +39,12 @@ static void job_over(struct mk_loop_nic *n, uint32_t at, int status, const char 
     struct mk_loop_nic_job *j = &n->job[at];
     if (j->bounce >= 0)
         n->free_bounces |= 1u << j->bounce;
+    if (n->fill == at + 1) {
+        n->fill = 0;
+        n->fill_status = status;
+        if (status && !n->dead)
+            mk_fail(status, "NET", "loop: %s", text);
+    }
     if (j->conn) {
         struct mk_loop_item *it = mk_loop_item_at(j->conn, j->pos);
         it->out--;
@@ -77,18 +84,20 @@ static int bounce_fill(struct mk_loop_nic *n, const uint8_t *src, uint32_t len)
     return slot;
 }
 
-static void job_push(struct mk_loop_nic *n, struct mk_loop_conn *c, const struct mk_loop_item *it,
-                     const struct mk_nic_job *job, int bounce)
+/* c NULL: nobody's item. Returns the job's number. */
+static uint32_t job_push(struct mk_loop_nic *n, struct mk_loop_conn *c, uint64_t pos,
+                         const struct mk_nic_job *job, int bounce)
 {
     const uint16_t at = n->free_job[--n->nfree];
     n->job[at].conn = c;
-    n->job[at].pos = it->pos;
+    n->job[at].pos = pos;
     n->job[at].bounce = bounce;
     struct mk_nic_job *slot = &n->seg->job[n->tail % MK_NIC_RING];
     *slot = *job;
     slot->cookie = at;
     __atomic_store_n(&n->seg->job_tail, ++n->tail, __ATOMIC_RELEASE);
     n->rang = true;
+    return at;
 }
 
 bool mk_loop_gpu_copy(struct mk_loop_conn *c, struct mk_loop_item *it, uint32_t from, uint32_t to)
@@ -127,7 +136,7 @@ bool mk_loop_gpu_copy(struct mk_loop_conn *c, struct mk_loop_item *it, uint32_t 
         job.len = len;
         job.lane = (uint16_t)c->ring;
         job.flags = c->dev->base.caps.ordered ? MK_NIC_ORDERED : 0;
-        job_push(n, c, it, &job, bounce);
+        job_push(n, c, it->pos, &job, bounce);
         it->out++;
         it->sent += len;
     }
@@ -179,6 +188,52 @@ void mk_loop_gpu_poll(struct mk_loop_dev *d)
     n->next_look = now + LOOK_NS;
     if (ended(n))
         lost(d);
+}
+
+/* At most one bounce slot; false: no room now. */
+static bool fill_part(struct mk_loop_nic *n, const struct mk_loop_mr *mr, uint64_t off, const uint8_t *from,
+                      uint32_t len)
+{
+    struct mk_nic_job job;
+    const int bounce = n->nfree ? bounce_fill(n, from, len) : -1;
+    if (bounce < 0)
+        return false;
+    memset(&job, 0, sizeof(job));
+    job.src = MK_NIC_BOUNCE;
+    job.src_off = (uint64_t)bounce * MK_NIC_BOUNCE_BYTES;
+    job.dst = mr->grant;
+    job.dst_off = off;
+    job.len = len;
+    n->fill = job_push(n, NULL, 0, &job, bounce) + 1;
+    return true;
+}
+
+int mk_loop_gpu_fill(struct mk_mr *base, uint64_t off, const void *from, uint32_t len)
+{
+    struct mk_loop_mr *mr = (struct mk_loop_mr *)base;
+    struct mk_loop_dev *d = (struct mk_loop_dev *)base->dev;
+    struct mk_loop_nic *n = d->nic;
+    const uint64_t end = mk_time_ns() + n->timeout_ns;
+    for (uint32_t at = 0; at < len;) {
+        const uint32_t part = len - at < MK_NIC_BOUNCE_BYTES ? len - at : MK_NIC_BOUNCE_BYTES;
+        bool given = false;
+        n->fill_status = 0;
+        while (!n->dead && (!given || n->fill)) {
+            given = given || fill_part(n, mr, off + at, (const uint8_t *)from + at, part);
+            mk_loop_gpu_ring(d);
+            mk_loop_gpu_poll(d);
+            if (given && n->fill)
+                sched_yield(); /* mknic may want this processor */
+            if (mk_time_ns() > end) {
+                n->fill = 0;
+                return mk_fail(MK_ERR_TIMEOUT, "NET", "loop: mknic (process %d) does not copy", n->pid);
+            }
+        }
+        if (n->dead || n->fill_status)
+            return n->dead ? mk_fail(MK_ERR_NET, "NET", "loop: %s", n->text) : n->fill_status;
+        at += part;
+    }
+    return 0;
 }
 
 void mk_loop_gpu_forget(struct mk_loop_conn *c)

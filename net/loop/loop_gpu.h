@@ -4,11 +4,19 @@
  *
  * Registration asks the driver for a handle of the memory and hands it to mknic. A write whose source or destination
  * is on a GPU becomes jobs of mknic instead of a memcpy; immediate, flag and completion follow when mknic says that
- * it is done. No call of CUDA is made after registration. When mknic ends, so do all links of a device that uses
+ * it is done. No call of CUDA is made after registration, and in it before its second part (mk_net_ops.export). When mknic ends, so do all links of a device that uses
  * GPU memory, with MK_ERR_NET. */
 #pragma once
 #include "loop_state.h"
 #include "nic_wire.h"
+
+/* What mknic needs to reach memory. */
+struct mk_loop_export {
+    struct mk_export base;
+    bool gpu; /* else there is nothing more */
+    struct mk_nic_request q;
+    int fds[MK_NIC_SEGMENTS], nfds;
+};
 
 struct mk_loop_nic_job {
     struct mk_loop_conn *conn; /* NULL: nobody waits for it any more */
@@ -28,8 +36,10 @@ struct mk_loop_nic {
     struct mk_loop_nic_job job[MK_NIC_RING];
     uint16_t free_job[MK_NIC_RING];
     uint32_t nfree, free_bounces, seq;
-    bool rang; /* jobs were added that mknic does not know of */
-    bool used; /* there is, or was, GPU memory of ours or of a peer */
+    uint32_t fill;   /* 1 + the job that mk_loop_gpu_fill waits for */
+    int fill_status; /* how it ended */
+    bool rang;       /* jobs were added that mknic does not know of */
+    bool used;       /* there is, or was, GPU memory of ours or of a peer */
     bool dead;
     char text[80];
 };
@@ -38,9 +48,12 @@ struct mk_loop_nic {
 void mk_loop_nic_open(struct mk_loop_dev *d, const char *path, double timeout);
 void mk_loop_nic_close(struct mk_loop_dev *d);
 
-/* Is this GPU memory of our process? false too where there is no mknic. */
-bool mk_loop_gpu_is(const struct mk_loop_dev *d, const void *addr);
-int mk_loop_gpu_reg(struct mk_loop_dev *d, struct mk_loop_mr *mr);
+/* Asks the driver whether x is on a GPU (never where there is no mknic), and for a handle; any thread, at any time. */
+int mk_loop_gpu_export(struct mk_loop_dev *d, struct mk_loop_export *x);
+void mk_loop_gpu_export_free(struct mk_loop_export *x);
+int mk_loop_gpu_reg(struct mk_loop_dev *d, struct mk_loop_mr *mr, const struct mk_loop_export *x);
+/* Host memory into GPU memory of ours; waits for mknic, some microseconds. */
+int mk_loop_gpu_fill(struct mk_mr *mr, uint64_t off, const void *from, uint32_t len);
 /* Host memory in a memfd; on failure the grant is 0 and what needs it fails. */
 void mk_loop_gpu_host(struct mk_loop_dev *d, const struct mk_shm_ref *ref, uint64_t off, uint64_t len,
                       uint32_t *grant);

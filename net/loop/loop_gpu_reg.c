@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
-/* Requests to mknic: hello, registration, import. The only part of the transport that calls CUDA. */
+/* Requests to mknic: hello, registration, import. The only part of the transport that calls CUDA: in mk_loop_gpu_export. */
 #include "loop_gpu.h"
 #include "mk/err.h"
 #include "mk/log.h"
@@ -152,12 +152,11 @@ void mk_loop_nic_close(struct mk_loop_dev *d)
 
 /* ---- memory ---- */
 
-bool mk_loop_gpu_is(const struct mk_loop_dev *d, const void *addr)
+/* Is this GPU memory of our process? */
+static bool on_gpu(const struct mk_loop_nic *n, const void *addr)
 {
     unsigned type = 0;
-    if (!d->nic || !d->nic->cu)
-        return false;
-    return !d->nic->cu->pointer_attribute(&type, MK_CU_POINTER_MEMORY_TYPE, (mk_cu_ptr)(uintptr_t)addr) &&
+    return !n->cu->pointer_attribute(&type, MK_CU_POINTER_MEMORY_TYPE, (mk_cu_ptr)(uintptr_t)addr) &&
            type == MK_CU_MEMORY_DEVICE;
 }
 
@@ -168,26 +167,26 @@ static int refused(int err, const char *what)
 }
 
 /* Memory of cuMemAlloc, cudaMalloc. */
-static int reg_ipc(struct mk_loop_nic *n, const struct mk_loop_mr *mr, struct mk_nic_request *q,
-                   struct mk_nic_reply *r)
+static int export_ipc(const struct mk_loop_nic *n, struct mk_loop_export *x)
 {
-    const mk_cu_ptr p = (mk_cu_ptr)(uintptr_t)mr->base.addr;
+    const mk_cu_ptr p = (mk_cu_ptr)(uintptr_t)x->base.addr;
+    struct mk_nic_reg *reg = &x->q.u.reg;
     mk_cu_ptr base;
     size_t size;
     int err = n->cu->mem_range(&base, &size, p);
     if (!err)
-        err = n->cu->ipc_get(&q->u.reg.u.ipc.handle, base);
+        err = n->cu->ipc_get(&reg->u.ipc.handle, base);
     if (err)
         return refused(err, "loop: the GPU memory has no handle for other processes");
-    q->op = MK_NIC_REG_IPC;
-    q->u.reg.off = p - base;
-    q->u.reg.u.ipc.base = base;
-    q->u.reg.u.ipc.size = size;
-    return ask(n, q, NULL, 0, r);
+    x->q.op = MK_NIC_REG_IPC;
+    reg->off = p - base;
+    reg->u.ipc.base = base;
+    reg->u.ipc.size = size;
+    return 0;
 }
 
 /* One allocation of cuMemCreate at `at`: a descriptor of it. */
-static int export_fd(struct mk_loop_nic *n, mk_cu_ptr at, int *fd, mk_cu_ptr *base, size_t *size)
+static int export_fd(const struct mk_loop_nic *n, mk_cu_ptr at, int *fd, mk_cu_ptr *base, size_t *size)
 {
     uint64_t handle;
     int err = n->cu->mem_range(base, size, at);
@@ -202,36 +201,35 @@ static int export_fd(struct mk_loop_nic *n, mk_cu_ptr at, int *fd, mk_cu_ptr *ba
                : 0;
 }
 
-static int reg_vmm(struct mk_loop_nic *n, const struct mk_loop_mr *mr, struct mk_nic_request *q,
-                   struct mk_nic_reply *r)
+static int export_vmm(const struct mk_loop_nic *n, struct mk_loop_export *x)
 {
-    const mk_cu_ptr begin = (mk_cu_ptr)(uintptr_t)mr->base.addr, end = begin + mr->base.len;
-    int fds[MK_NIC_SEGMENTS], nfds = 0, ret = 0;
+    const mk_cu_ptr begin = (mk_cu_ptr)(uintptr_t)x->base.addr, end = begin + x->base.len;
+    struct mk_nic_reg *reg = &x->q.u.reg;
     mk_cu_ptr base = begin;
     size_t size = 0;
-    q->op = MK_NIC_REG_FD;
-    for (mk_cu_ptr at = begin; !ret && at < end; at = base + size) {
-        if (nfds == MK_NIC_SEGMENTS) {
-            ret = mk_fail(MK_ERR_UNSUPPORTED, "NET", "loop: %zu bytes of GPU memory in more than %d pieces",
-                          mr->base.len, MK_NIC_SEGMENTS);
-            break;
-        }
-        ret = export_fd(n, at, &fds[nfds], &base, &size);
+    x->q.op = MK_NIC_REG_FD;
+    for (mk_cu_ptr at = begin; at < end; at = base + size) {
+        if (x->nfds == MK_NIC_SEGMENTS)
+            return mk_fail(MK_ERR_UNSUPPORTED, "NET", "loop: %zu bytes of GPU memory in more than %d pieces",
+                           x->base.len, MK_NIC_SEGMENTS);
+        const int ret = export_fd(n, at, &x->fds[x->nfds], &base, &size);
         if (ret)
-            break;
-        if (!nfds)
-            q->u.reg.off = begin - base;
-        q->u.reg.u.fd.size[nfds++] = size;
+            return ret;
+        if (!x->nfds)
+            reg->off = begin - base;
+        reg->u.fd.size[x->nfds++] = size;
     }
-    q->u.reg.u.fd.n = (uint32_t)nfds;
-    if (!ret)
-        ret = ask(n, q, fds, nfds, r);
-    for (int i = 0; i < nfds; i++)
-        close(fds[i]);
-    return ret;
+    reg->u.fd.n = (uint32_t)x->nfds;
+    return 0;
 }
 
-static int which_gpu(struct mk_loop_nic *n, mk_cu_ptr p, struct mk_cu_uuid *uuid)
+static void close_fds(struct mk_loop_export *x)
+{
+    while (x->nfds)
+        close(x->fds[--x->nfds]);
+}
+
+static int which_gpu(const struct mk_loop_nic *n, mk_cu_ptr p, struct mk_cu_uuid *uuid)
 {
     int ordinal = 0, device = 0;
     int err = n->cu->pointer_attribute(&ordinal, MK_CU_POINTER_DEVICE, p);
@@ -240,32 +238,50 @@ static int which_gpu(struct mk_loop_nic *n, mk_cu_ptr p, struct mk_cu_uuid *uuid
     return err ? err : n->cu->device_uuid(uuid, device);
 }
 
-int mk_loop_gpu_reg(struct mk_loop_dev *d, struct mk_loop_mr *mr)
+int mk_loop_gpu_export(struct mk_loop_dev *d, struct mk_loop_export *x)
 {
-    struct mk_loop_nic *n = d->nic;
-    const mk_cu_ptr p = (mk_cu_ptr)(uintptr_t)mr->base.addr;
-    struct mk_nic_request q;
-    struct mk_nic_reply r;
+    const struct mk_loop_nic *n = d->nic;
+    const mk_cu_ptr p = (mk_cu_ptr)(uintptr_t)x->base.addr;
     unsigned legacy = 0, managed = 0;
     void *had = NULL, *own = NULL;
-    memset(&q, 0, sizeof(q));
-    q.u.reg.len = mr->base.len;
+    if (!n || !n->cu || !x->base.len || !on_gpu(n, x->base.addr))
+        return 0;
+    x->q.u.reg.len = x->base.len;
     n->cu->pointer_attribute(&managed, MK_CU_POINTER_MANAGED, p);
     if (managed)
         return mk_fail(MK_ERR_UNSUPPORTED, "NET", "loop: managed memory cannot be exported to mknic");
-    int err = which_gpu(n, p, &q.u.reg.gpu);
+    int err = which_gpu(n, p, &x->q.u.reg.gpu);
     if (err)
         return mk_cuda_fail(err, "loop: the device of GPU memory");
     n->cu->ctx_current(&had);
     if (!had && !n->cu->pointer_attribute(&own, MK_CU_POINTER_CONTEXT, p) && own)
         n->cu->ctx_set(own);
     n->cu->pointer_attribute(&legacy, MK_CU_POINTER_IPC_CAPABLE, p);
-    const int ret = legacy & 0xff ? reg_ipc(n, mr, &q, &r) : reg_vmm(n, mr, &q, &r);
+    const int ret = legacy & 0xff ? export_ipc(n, x) : export_vmm(n, x);
     if (!had && own)
         n->cu->ctx_set(NULL);
+    x->gpu = !ret;
+    if (ret)
+        close_fds(x);
+    return ret;
+}
+
+void mk_loop_gpu_export_free(struct mk_loop_export *x)
+{
+    close_fds(x);
+    free(x);
+}
+
+int mk_loop_gpu_reg(struct mk_loop_dev *d, struct mk_loop_mr *mr, const struct mk_loop_export *x)
+{
+    struct mk_loop_nic *n = d->nic;
+    struct mk_nic_request q = x->q;
+    struct mk_nic_reply r;
+    const int ret = ask(n, &q, x->fds, x->nfds, &r);
     if (ret)
         return ret;
     n->used = true;
+    mr->base.gpu = true;
     mr->grant = r.grant;
     mr->gpu = r.gpu;
     mr->key.kind = MK_LOOP_GPU;

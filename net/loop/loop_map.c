@@ -43,33 +43,74 @@ void mk_loop_map_put(struct mk_loop_dev *d, struct mk_loop_map *m)
     free(m);
 }
 
-int mk_loop_reg(struct mk_dev *dev, void *addr, size_t len, const struct mk_shm *shm, struct mk_mr **out)
+static struct mk_loop_mr *mr_new(struct mk_dev *dev, void *addr, size_t len)
 {
-    struct mk_loop_dev *d = (struct mk_loop_dev *)dev;
-    const uintptr_t a = (uintptr_t)addr, s = shm ? (uintptr_t)shm->addr : 0;
-    if (shm && (a < s || a - s > shm->size || len > shm->size - (a - s)))
-        return mk_fail(MK_ERR_INVALID, "NET",
-                       "loop: the registered range (%zu bytes) is not in its shared memory", len);
     struct mk_loop_mr *mr = calloc(1, sizeof(*mr));
-    if (!mr)
-        return mk_fail(MK_ERR_NOMEM, "NET", "loop: no memory for a registration");
+    if (!mr) {
+        mk_fail(MK_ERR_NOMEM, "NET", "loop: no memory for a registration");
+        return NULL;
+    }
     mr->base.dev = dev;
     mr->base.addr = addr;
     mr->base.len = len;
     mr->key.magic = MK_LOOP_MAGIC;
     mr->key.len = len;
     mr->gpu = -1;
-    if (shm && shm->fd >= 0) {
+    return mr;
+}
+
+/* Memory that no memfd holds: private, which peers cannot write, or on a GPU. */
+int mk_loop_export(struct mk_dev *dev, void *addr, size_t len, struct mk_export **out)
+{
+    struct mk_loop_export *x = calloc(1, sizeof(*x));
+    int ret = x ? 0 : mk_fail(MK_ERR_NOMEM, "NET", "loop: no memory for a registration");
+    if (!ret) {
+        x->base.dev = dev;
+        x->base.addr = addr;
+        x->base.len = len;
+        ret = mk_loop_gpu_export((struct mk_loop_dev *)dev, x);
+    }
+    if (ret)
+        free(x);
+    else
+        *out = &x->base;
+    return ret;
+}
+
+int mk_loop_reg_export(struct mk_export *export, struct mk_mr **out)
+{
+    struct mk_loop_export *x = (struct mk_loop_export *)export;
+    struct mk_loop_mr *mr = mr_new(x->base.dev, x->base.addr, x->base.len);
+    int ret = mr ? 0 : MK_ERR_NOMEM;
+    if (!ret && x->gpu)
+        ret = mk_loop_gpu_reg((struct mk_loop_dev *)x->base.dev, mr, x);
+    mk_loop_gpu_export_free(x);
+    if (ret)
+        free(mr);
+    else
+        *out = &mr->base;
+    return ret;
+}
+
+int mk_loop_reg(struct mk_dev *dev, void *addr, size_t len, const struct mk_shm *shm, struct mk_mr **out)
+{
+    const uintptr_t a = (uintptr_t)addr, s = shm ? (uintptr_t)shm->addr : 0;
+    if (!shm) {
+        struct mk_export *x;
+        const int ret = mk_loop_export(dev, addr, len, &x);
+        return ret ? ret : mk_loop_reg_export(x, out);
+    }
+    if (a < s || a - s > shm->size || len > shm->size - (a - s))
+        return mk_fail(MK_ERR_INVALID, "NET",
+                       "loop: the registered range (%zu bytes) is not in its shared memory", len);
+    struct mk_loop_mr *mr = mr_new(dev, addr, len);
+    if (!mr)
+        return MK_ERR_NOMEM;
+    if (shm->fd >= 0) {
         mr->key.kind = MK_LOOP_SHARED;
         mr->key.offset = a - s;
         mk_shm_ref(shm, &mr->key.u.memory);
-        mk_loop_gpu_host(d, &mr->key.u.memory, a - s, len, &mr->grant);
-    } else if (!shm && len && mk_loop_gpu_is(d, addr)) {
-        const int ret = mk_loop_gpu_reg(d, mr);
-        if (ret) {
-            free(mr);
-            return ret;
-        }
+        mk_loop_gpu_host((struct mk_loop_dev *)dev, &mr->key.u.memory, a - s, len, &mr->grant);
     }
     *out = &mr->base;
     return 0;

@@ -121,6 +121,8 @@ static inline struct mk_loop_item *mk_loop_item_at(struct mk_loop_conn *c, uint6
 int mk_loop_map_get(struct mk_loop_dev *d, const struct mk_shm_ref *ref, struct mk_loop_map **out);
 void mk_loop_map_put(struct mk_loop_dev *d, struct mk_loop_map *m); /* NULL allowed */
 int mk_loop_reg(struct mk_dev *dev, void *addr, size_t len, const struct mk_shm *shm, struct mk_mr **out);
+int mk_loop_export(struct mk_dev *dev, void *addr, size_t len, struct mk_export **out);
+int mk_loop_reg_export(struct mk_export *x, struct mk_mr **out);
 void mk_loop_dereg(struct mk_mr *mr);
 void mk_loop_key(const struct mk_mr *mr, struct mk_net_key *out);
 int mk_loop_import(struct mk_conn *conn, const struct mk_net_key *key, struct mk_rmem **out);

@@ -69,11 +69,12 @@ static void open_device(void)
         return;
     }
     mk_p2p_get_info(device, &info);
-    MK_INFO("NET",
-            "device %s: %s, provider %s, interface %s, %d Mb/s; host memory only: %s cannot reach GPU memory "
-            "here",
-            info.name, info.caps->transport, info.caps->provider, info.interface, info.mbps,
-            info.caps->provider);
+    MK_INFO("NET", "device %s: %s, provider %s, interface %s, %d Mb/s; %s%s", info.name, info.caps->transport,
+            info.caps->provider, info.interface, info.mbps,
+            info.caps->gpu_memory
+                ? "GPU memory too (it is on no PCI bus: NCCL uses that with NCCL_NET_GDR_LEVEL=SYS)"
+                : "host memory only: GPU memory is not reached here by ",
+            info.caps->gpu_memory ? "" : info.caps->provider);
 }
 
 void mk_nccl_open(mk_nccl_logger_fn log)

@@ -46,7 +46,7 @@ int mk_nccl_props(int dev, struct mk_nccl_net_props_v12 *props)
     props->name = (char *)i->name;
     props->pciPath = i->pci_path[0] ? (char *)i->pci_path : NULL;
     props->guid = i->guid;
-    props->ptrSupport = MK_NCCL_PTR_HOST;
+    props->ptrSupport = MK_NCCL_PTR_HOST | (i->caps->gpu_memory ? MK_NCCL_PTR_CUDA : 0);
     props->regIsGlobal = 0;
     props->forceFlush = 0;
     props->speed = i->mbps;
@@ -141,9 +141,16 @@ int mk_nccl_reg(void *comm, void *data, size_t size, int type, void **mhandle)
     if (!comm || !mhandle)
         return bad_argument("regMr: no comm, or no place for the handle");
     *mhandle = NULL;
-    if (type != MK_NCCL_PTR_HOST)
+    const struct mk_p2p_info *i;
+    if (!mk_nccl_device(&i) || (type != MK_NCCL_PTR_HOST && type != MK_NCCL_PTR_CUDA))
+        return bad_argument("regMr: neither host nor CUDA memory");
+    if (type == MK_NCCL_PTR_CUDA && !i->caps->gpu_memory)
         return bad_argument("regMr: this device takes host memory only");
     const int ret = mk_p2p_reg(comm, data, size, &m);
+    if (!ret && type == MK_NCCL_PTR_CUDA && !mk_p2p_on_gpu(m)) {
+        mk_p2p_dereg(comm, m);
+        return bad_argument("regMr: what is said to be CUDA memory is not on a GPU");
+    }
     *mhandle = m;
     return mk_nccl_result(ret);
 }
@@ -189,7 +196,7 @@ int mk_nccl_irecv(void *recv_comm, int n, void **data, size_t *sizes, int *tags,
     return MK_NCCL_SUCCESS;
 }
 
-/* Host memory: what was received is visible. */
+/* What was received is visible, in GPU memory too: its copy was complete before we heard of it. */
 int mk_nccl_iflush(void *recv_comm, int n, void **data, int *sizes, void **mhandles, void **request)
 {
     (void)recv_comm, (void)n, (void)data, (void)sizes, (void)mhandles;
@@ -297,7 +304,7 @@ static int props_v11(int dev, struct mk_nccl_net_props_v11 *props)
     return MK_NCCL_SUCCESS;
 }
 
-/* Left out: dma-buf (host memory only), device offload, fusion of devices, hints. NCCL knows each as "not there". */
+/* Left out: dma-buf (no transport takes it yet), device offload, fusion of devices, hints. NCCL knows each as "not there". */
 const struct mk_nccl_net_v12 ncclNetPlugin_v12 = {
     .name = MK_NCCL_NAME,
     .init = net_init,

@@ -55,7 +55,7 @@ static int sizes(struct half *h)
                                   MK_P2P_EAGER_LARGE + 1};
     CHECK_OK(half_join(h));
     for (size_t i = 0; i < sizeof(size) / sizeof(size[0]); i++)
-        for (int k = 0; k < (size[i] > 1 << 20 ? 2 : size[i] > 100000 ? 8 : 100); k++)
+        for (int k = 0; k < (size[i] > 1 << 20 ? 2 : size[i] > 100000 ? 8 : half_is_gpu() ? 9 : 100); k++)
             if (exchange(h, size[i], size[i], k % 3))
                 return 1;
     return half_step(h);
@@ -67,7 +67,7 @@ static int unequal(struct half *h)
                                     4 << 20};
     CHECK_OK(half_join(h));
     for (size_t i = 0; i < sizeof(posted) / sizeof(posted[0]); i++)
-        for (int k = 0; k < (posted[i] > 100000 ? 15 : 70); k++) {
+        for (int k = 0; k < (posted[i] > 100000 || half_is_gpu() ? 15 : 70); k++) {
             const size_t p = posted[i];
             const size_t sent[] = {0, p > 8 ? 8 : 0, p / 2, p - 1, p};
             if (exchange(h, sent[k % 5], p, 5))
@@ -121,7 +121,7 @@ static int grouped(struct half *h)
             int tag[N];
             struct mk_p2p_mr *mr[N];
             for (int i = 0; i < N; i++) {
-                data[i] = half_in(h) + (size_t)(g * N + i) * stride;
+                data[i] = half_there(half_in(h) + (size_t)(g * N + i) * stride);
                 size[i] = i & 1 ? stride : 4000;
                 tag[i] = 10 + i;
                 mr[i] = h->rx_mr;
@@ -166,7 +166,7 @@ static int new_tags(struct half *h)
             int tag[N];
             struct mk_p2p_mr *mr[N];
             for (int i = 0; i < N; i++) {
-                data[i] = half_in(h) + (size_t)(g * N + i) * 30000;
+                data[i] = half_there(half_in(h) + (size_t)(g * N + i) * 30000);
                 size[i] = 30000;
                 tag[i] = 10 + i;
                 mr[i] = h->rx_mr;
@@ -294,10 +294,20 @@ int main(int argc, char **argv)
                                        cmocka_unit_test(test_new_tags),  cmocka_unit_test(test_crowded),
                                        cmocka_unit_test(test_itself)};
     transport = argc > 1 ? argv[1] : "loop";
+    if (argc > 2 && !strncmp(transport, "gpu", 3)) { /* MKNIC comes next; over loop */
+        const int ret = half_gpu(transport, argv[2]);
+        if (ret)
+            return ret;
+        transport = "loop";
+        argc--;
+        argv++;
+    }
     const int missing = transport_missing(transport, "net.p2p");
     if (missing)
         return missing;
     if (argc > 2)
         cmocka_set_test_filter(argv[2]);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    half_gpu_end();
+    return failed;
 }

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
 #include "tests/net/p2p_help.h"
+#include "mk/cuda.h"
 #include "mk/err.h"
+#include "tests/net/nic_help.h"
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +16,65 @@
 
 #define LIMIT_NS 20000000000ull
 
+static int on_gpu; /* HALF_GPU_* */
+static struct nic_proc nic;
+static char nic_path[256];
+static struct {
+    uint8_t *seen; /* by the test */
+    mk_cu_ptr gpu; /* by the product; 0: the same */
+} view[2];
+
+int half_gpu(const char *which, const char *mknic)
+{
+    struct mk_settings s;
+    on_gpu = !strcmp(which, "gpu")           ? HALF_GPU_SENDS | HALF_GPU_RECEIVES
+             : !strcmp(which, "gpu-send")    ? HALF_GPU_SENDS
+             : !strcmp(which, "gpu-receive") ? HALF_GPU_RECEIVES
+                                             : HALF_HOST;
+    const int ret = on_gpu ? nic_start(mknic, NULL, &nic, &s) : 1;
+    if (!ret)
+        snprintf(nic_path, sizeof(nic_path), "%s", s.nic);
+    return ret;
+}
+
+bool half_is_gpu(void)
+{
+    return on_gpu;
+}
+
+void half_gpu_end(void)
+{
+    nic_stop(&nic, SIGTERM);
+}
+
+void *half_there(const void *p)
+{
+    const uint8_t *at = p;
+    for (int i = 0; i < 2; i++)
+        if (view[i].gpu && at >= view[i].seen && at < view[i].seen + HALF_BYTES / 2)
+            return (void *)(uintptr_t)(view[i].gpu + (mk_cu_ptr)(at - view[i].seen));
+    return (void *)(uintptr_t)p;
+}
+
+/* Half i of the memory comes from the driver. The stand-in's IPC handle begins with the process and the descriptor that
+ * the memory has there. */
+static int move_to_gpu(uint8_t *seen, int i)
+{
+    const struct mk_cuda *cu = nic_cuda(0);
+    struct mk_cu_ipc handle;
+    mk_cu_ptr gpu;
+    int fd[2];
+    if (!cu || cu->mem_alloc(&gpu, HALF_BYTES / 2) || cu->ipc_get(&handle, gpu))
+        return MK_ERR_CUDA;
+    memcpy(fd, &handle, sizeof(fd));
+    if (mmap(seen, HALF_BYTES / 2, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd[1], 0) == MAP_FAILED ||
+        mprotect((void *)(uintptr_t)gpu, HALF_BYTES / 2, PROT_NONE))
+        return MK_ERR_SYSTEM;
+    view[i].seen = seen;
+    view[i].gpu = gpu;
+    return 0;
+}
+
 static int load(struct half *h, const char *transport)
 {
     setenv("MK_IFNAME", "lo", 0);
@@ -21,6 +82,7 @@ static int load(struct half *h, const char *transport)
     setenv("MK_LOG", "none", 0);
     const int ret = mk_settings_load(&h->s, true);
     snprintf(h->s.net, sizeof(h->s.net), "%s", transport);
+    snprintf(h->s.nic, sizeof(h->s.nic), "%s", nic_path);
     return ret;
 }
 
@@ -129,8 +191,10 @@ int half_join(struct half *h)
     h->mem = mmap(NULL, HALF_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (h->mem == MAP_FAILED)
         return MK_ERR_NOMEM;
-    ret = mk_p2p_reg(h->tx, h->mem, HALF_BYTES / 2, &h->tx_mr);
-    return ret ? ret : mk_p2p_reg(h->rx, half_in(h), HALF_BYTES / 2, &h->rx_mr);
+    for (int i = 0; i < 2 && !ret; i++)
+        ret = on_gpu & 1 << i ? move_to_gpu(h->mem + i * (HALF_BYTES / 2), i) : 0;
+    ret = ret ? ret : mk_p2p_reg(h->tx, half_there(h->mem), HALF_BYTES / 2, &h->tx_mr);
+    return ret ? ret : mk_p2p_reg(h->rx, half_there(half_in(h)), HALF_BYTES / 2, &h->rx_mr);
 }
 
 void half_part(struct half *h)
@@ -145,6 +209,10 @@ void half_unmap(struct half *h)
     if (h->mem)
         munmap(h->mem, HALF_BYTES);
     h->mem = NULL;
+    for (int i = 0; i < 2; i++)
+        if (view[i].gpu)
+            mk_cuda_open(NULL)->mem_free(view[i].gpu);
+    memset(view, 0, sizeof(view));
 }
 
 void half_close(struct half *h)
@@ -181,7 +249,7 @@ int post_send(struct mk_p2p_comm *c, const void *data, size_t size, int tag, str
 {
     const uint64_t end = mk_time_ns() + LIMIT_NS;
     int ret;
-    while ((ret = mk_p2p_send(c, data, size, tag, mr, out)) == MK_ERR_AGAIN && mk_time_ns() < end)
+    while ((ret = mk_p2p_send(c, half_there(data), size, tag, mr, out)) == MK_ERR_AGAIN && mk_time_ns() < end)
         ;
     return ret;
 }
@@ -191,6 +259,7 @@ int post_recv(struct mk_p2p_comm *c, void *data, size_t size, int tag, struct mk
 {
     const uint64_t end = mk_time_ns() + LIMIT_NS;
     int ret;
+    data = half_there(data);
     while ((ret = mk_p2p_recv(c, 1, &data, &size, &tag, &mr, out)) == MK_ERR_AGAIN && mk_time_ns() < end)
         ;
     return ret;

@@ -23,6 +23,10 @@
         }                                                                                                    \
     } while (0)
 
+/* Where the memory of messages lies. On a GPU (the stand-in driver's, through mknic): the processor may not touch it where
+ * the product sees it; `mem` and half_in are another view of the same bytes. */
+enum { HALF_HOST = 0, HALF_GPU_SENDS = 1, HALF_GPU_RECEIVES = 2 };
+
 struct half {
     int who, fd;
     struct mk_settings s;
@@ -32,6 +36,13 @@ struct half {
     struct mk_p2p_mr *tx_mr, *rx_mr;
 };
 #define HALF_BYTES (64u << 20)
+
+/* Before run_pair: "gpu", "gpu-send", "gpu-receive" (the other end on the host), with the path of mknic. 0, 77 or 1. */
+int half_gpu(const char *which, const char *mknic);
+void half_gpu_end(void);
+bool half_is_gpu(void); /* then everything takes longer, on processors that have other work */
+/* The address of these bytes for the product. */
+void *half_there(const void *p);
 
 /* fn returns 0 or 1; 0 if both did. `both` false: only process 0 has to. */
 int run_pair(const char *transport, int (*fn)(struct half *), int both);

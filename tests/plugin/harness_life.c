@@ -494,9 +494,8 @@ static void misuse(struct rank *r)
         mhs[i] = a.mh;
         sizes[i] = 100;
     }
-    if (!(r->props.ptrSupport & MK_NCCL_PTR_CUDA))
-        need(r, caller_reg(&r->c, l.recv, a.data, a.size, MK_NCCL_PTR_CUDA, &mh),
-             "regMr takes device memory");
+    need(r, caller_reg(&r->c, l.recv, a.data, a.size, MK_NCCL_PTR_CUDA, &mh),
+         "regMr takes host memory for device memory");
     need(r, caller_reg(&r->c, l.recv, NULL, 100, MK_NCCL_PTR_HOST, &mh) || !mh, "regMr takes address NULL");
     need(r, caller_isend(&r->c, l.send, a.data, a.size + 1, 0, a.mh, &request), "isend beyond the memory");
     need(r, caller_isend(&r->c, l.send, a.data + 1, a.size, 0, a.mh, &request), "isend beyond the memory");
