@@ -250,7 +250,7 @@ int bench_gemm(int argc, char **argv)
                                          {"pairs", BENCH_INT, &o.pairs, 3, BENCH_SAMPLES, NULL},
                                          {"json", BENCH_TEXT, &o.json, 0, 0, NULL},
                                          {NULL, BENCH_FLAG, NULL, 0, 0, NULL}};
-    const int stop = bench_options(argc, argv, table, help);
+    const int stop = bench_options(argc, argv, table, false, help);
     if (stop)
         return stop - 1;
     if (!o.shapes.n)

@@ -70,7 +70,7 @@ static int parse(int argc, char **argv, struct ar_options *o)
     o->pairs = 9;
     o->check = 32;
     o->gbps = o->us = -1;
-    const int stop = bench_options(argc, argv, table, help);
+    const int stop = bench_options(argc, argv, table, false, help);
     if (stop)
         return stop;
     if (o->ratios.n && o->gbps >= 0)

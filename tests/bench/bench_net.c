@@ -6,7 +6,7 @@
 #include "plugin/cli/table.h"
 #include "tests/bench/bench.h"
 #include "tests/bench/net.h"
-#include <getopt.h>
+#include "tests/bench/options.h"
 #include <limits.h>
 #include <math.h>
 #include <poll.h>
@@ -18,12 +18,11 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define SIZES_MAX 16
 #define STREAM_BYTES (16u << 20)
 #define STREAM_MAX 4000u
 #define TRIES 3u /* rounds begun for each undisturbed one that is wanted */
 #define PINGPONGS 400u
-#define ROWS_MAX (SIZES_MAX + 2)
+#define ROWS_MAX (BENCH_SIZES + 2)
 
 enum what { BANDWIDTH, RATE, LATENCY };
 static const struct {
@@ -31,10 +30,8 @@ static const struct {
 } whats[] = {{"bandwidth", "MB/s"}, {"rate", "1000/s"}, {"latency", "us"}};
 
 struct options {
-    char provider[256];
-    const char *json;
-    uint32_t size[SIZES_MAX];
-    int nsizes;
+    const char *provider, *json;
+    struct bench_sizes sizes;
     int pairs, rounds;
     const char *only; /* NULL: everything */
     bool null;        /* the raw loop against itself */
@@ -216,8 +213,8 @@ static int against_raw(struct run *r)
     const struct net_impl *const impl[2] = {&net_raw, r->o->null ? &net_raw : &net_engine};
     void *with[2] = {NULL, NULL};
     int bad = impl[0]->open(&r->p, &with[0]) || impl[1]->open(&r->p, &with[1]);
-    for (int i = 0; wanted(r, "bandwidth") && i < r->o->nsizes; i++)
-        r->row[r->nrows++] = (struct row){.what = BANDWIDTH, .size = r->o->size[i]};
+    for (int i = 0; wanted(r, "bandwidth") && i < r->o->sizes.n; i++)
+        r->row[r->nrows++] = (struct row){.what = BANDWIDTH, .size = (uint32_t)r->o->sizes.v[i]};
     if (wanted(r, "latency"))
         r->row[r->nrows++] = (struct row){.what = LATENCY, .size = 8};
     if (wanted(r, "rate"))
@@ -398,69 +395,34 @@ static int write_json(const struct run *r)
 
 /* ---- the command ---- */
 
-static int parse_sizes(struct options *o, char *text)
+static bool only(void *to, const char *text)
 {
-    o->nsizes = 0;
-    for (char *save, *one = strtok_r(text, ",", &save); one; one = strtok_r(NULL, ",", &save)) {
-        long long v;
-        const size_t n = strlen(one);
-        const char unit = n ? one[n - 1] : 0;
-        const unsigned shift = unit == 'K' ? 10 : unit == 'M' ? 20 : 0;
-        if (shift)
-            one[n - 1] = 0;
-        if (o->nsizes == SIZES_MAX || !mk_cli_number(one, 1, NET_MAX, &v) || v << shift > NET_MAX)
-            return 1;
-        o->size[o->nsizes++] = (uint32_t)(v << shift);
-    }
-    return o->nsizes == 0;
+    *(const char **)to = text;
+    return !strcmp(text, "bandwidth") || !strcmp(text, "latency") || !strcmp(text, "rate") ||
+           !strcmp(text, "proxy");
 }
 
+/* 0, or the exit code + 1. */
 static int parse(struct options *o, int argc, char **argv)
 {
-    static const struct option longs[] = {
-        {"provider", required_argument, NULL, 'p'},
-        {"json", required_argument, NULL, 'j'},
-        {"sizes", required_argument, NULL, 's'},
-        {"pairs", required_argument, NULL, 'n'},
-        {"rounds", required_argument, NULL, 'r'},
-        {"only", required_argument, NULL, 'o'},
-        {"null", no_argument, NULL, '0'},
-        {"help", no_argument, NULL, 'h'},
-        {NULL, 0, NULL, 0},
+    const struct bench_option table[] = {
+        {"provider", BENCH_TEXT, &o->provider, 0, 0, NULL},
+        {"json", BENCH_TEXT, &o->json, 0, 0, NULL},
+        {"sizes", BENCH_CALL, &o->sizes, 0, 0, bench_sizes},
+        {"pairs", BENCH_INT, &o->pairs, 1, BENCH_SAMPLES, NULL},
+        {"rounds", BENCH_INT, &o->rounds, 1, 64, NULL},
+        {"only", BENCH_CALL, &o->only, 0, 0, only},
+        {"null", BENCH_FLAG, &o->null, 0, 0, NULL},
+        {NULL, BENCH_FLAG, NULL, 0, 0, NULL},
     };
-    long long v;
-    int c;
-    opterr = 0;
-    while ((c = getopt_long(argc, argv, ":h", longs, NULL)) != -1) {
-        if (c == 'p')
-            snprintf(o->provider, sizeof(o->provider), "%s", optarg);
-        else if (c == 'j')
-            o->json = optarg;
-        else if (c == 's' && parse_sizes(o, optarg))
-            return mk_cli_usage("--sizes: numbers of bytes up to 4M, at most %d", SIZES_MAX);
-        else if (c == 'n' && (!mk_cli_number(optarg, 1, BENCH_SAMPLES, &v) || !(v & 1)))
-            return mk_cli_usage("--pairs: an odd number up to %d", BENCH_SAMPLES);
-        else if (c == 'n')
-            o->pairs = (int)v;
-        else if (c == 'r' && !mk_cli_number(optarg, 1, 64, &v))
-            return mk_cli_usage("--rounds: a number up to 64");
-        else if (c == 'r')
-            o->rounds = (int)v;
-        else if (c == 'o' && strcmp(optarg, "bandwidth") && strcmp(optarg, "latency") &&
-                 strcmp(optarg, "rate") && strcmp(optarg, "proxy"))
-            return mk_cli_usage("--only: bandwidth, latency, rate or proxy");
-        else if (c == 'o')
-            o->only = optarg;
-        else if (c == '0')
-            o->null = true;
-        else if (c == 'h')
-            return mk_cli_print(help) ? MK_EXIT_FAILED : -1;
-        else if (c == ':' || c == '?')
-            return mk_cli_bad_option(c, argv);
-    }
+    const int stop = bench_options(argc, argv, table, false, help);
+    if (stop)
+        return stop;
+    if (!(o->pairs & 1))
+        return mk_cli_usage("--pairs: an odd number up to %d", BENCH_SAMPLES) + 1;
     if (o->null && o->only && !strcmp(o->only, "proxy"))
-        return mk_cli_usage("--null is about the rows against raw, not about --only proxy");
-    return optind < argc ? mk_cli_usage("mkbench net takes no argument: %s", argv[optind]) : 0;
+        return mk_cli_usage("--null is about the rows against raw, not about --only proxy") + 1;
+    return 0;
 }
 
 static int both(struct run *r)
@@ -482,7 +444,7 @@ static int settle(struct run *r, const struct options *o)
         return MK_EXIT_USAGE;
     }
     snprintf(r->p.s.net, sizeof(r->p.s.net), "ofi");
-    if (o->provider[0])
+    if (o->provider && o->provider[0])
         snprintf(r->p.s.ofi_provider, sizeof(r->p.s.ofi_provider), "%s", o->provider);
     if (!r->p.s.ifname[0])
         snprintf(r->p.s.ifname, sizeof(r->p.s.ifname), "lo");
@@ -492,14 +454,13 @@ static int settle(struct run *r, const struct options *o)
 int bench_net(int argc, char **argv)
 {
     static struct options o = {
-        .pairs = 11, .rounds = 8, .nsizes = 4, .size = {64u << 10, 256u << 10, 1u << 20, 4u << 20}};
+        .pairs = 11, .rounds = 8, .sizes = {{64u << 10, 256u << 10, 1u << 20, 4u << 20}, NET_MAX, 4}};
     static struct run r;
     int fds[2], status = 0;
-    int ret = parse(&o, argc, argv);
-    if (!ret)
-        ret = settle(&r, &o);
-    if (ret)
-        return ret < 0 ? MK_EXIT_OK : ret;
+    const int stop = parse(&o, argc, argv);
+    int ret = stop ? stop - 1 : settle(&r, &o);
+    if (stop || ret)
+        return ret;
     if (o.json && mk_out_check(o.json)) {
         mk_cli_say("%s", mk_last_error());
         return MK_EXIT_USAGE;

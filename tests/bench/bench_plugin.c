@@ -4,8 +4,9 @@
 #include "mk/err.h"
 #include "plugin/cli/cli.h"
 #include "tests/bench/bench.h"
+#include "tests/bench/options.h"
 #include "tests/bench/plugin_report.h"
-#include <getopt.h>
+#include <getopt.h> /* optind */
 #include <limits.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -174,81 +175,41 @@ static int both(struct run *r, char **path)
 
 /* ---- the command ---- */
 
-static int parse_sizes(size_t *size, int *n, char *text)
-{
-    *n = 0;
-    for (char *save, *one = strtok_r(text, ",", &save); one; one = strtok_r(NULL, ",", &save)) {
-        long long v;
-        const size_t len = strlen(one);
-        const char unit = len ? one[len - 1] : 0;
-        const unsigned shift = unit == 'K' ? 10 : unit == 'M' ? 20 : 0;
-        if (shift)
-            one[len - 1] = 0;
-        if (*n == REPORT_SIZES || !mk_cli_number(one, 1, PLUG_MAX, &v) || v << shift > PLUG_MAX)
-            return 1;
-        size[(*n)++] = (size_t)v << shift;
-    }
-    return *n == 0;
-}
-
 static bool wanted(const struct options *o, const char *name)
 {
     return !o->only || strstr(o->only, name);
 }
 
-static int number(const char *text, long long min, long long max, int *out)
-{
-    long long v;
-    if (!mk_cli_number(text, min, max, &v))
-        return 1;
-    *out = (int)v;
-    return 0;
-}
-
+/* 0, or the exit code + 1. */
 static int parse(struct options *o, struct report *p, int argc, char **argv)
 {
-    static const struct option longs[] = {
-        {"provider", required_argument, NULL, 'p'}, {"json", required_argument, NULL, 'j'},
-        {"sizes", required_argument, NULL, 's'},    {"pairs", required_argument, NULL, 'n'},
-        {"only", required_argument, NULL, 'o'},     {"retries", required_argument, NULL, 'r'},
-        {"net", required_argument, NULL, 'v'},      {"no-raw", no_argument, NULL, 'x'},
-        {"help", no_argument, NULL, 'h'},           {NULL, 0, NULL, 0},
+    static struct bench_sizes sizes = {
+        {8, 64, 512, 4u << 10, 64u << 10, 256u << 10, 1u << 20, 4u << 20, 16u << 20}, PLUG_MAX, 9};
+    const struct bench_option table[] = {
+        {"provider", BENCH_TEXT, &o->provider, 0, 0, NULL},
+        {"json", BENCH_TEXT, &p->json, 0, 0, NULL},
+        {"sizes", BENCH_CALL, &sizes, 0, 0, bench_sizes},
+        {"pairs", BENCH_INT, &p->pairs, 1, BENCH_SAMPLES, NULL},
+        {"only", BENCH_TEXT, &o->only, 0, 0, NULL},
+        {"retries", BENCH_INT, &o->retries, 1, 100, NULL},
+        {"net", BENCH_INT, &o->version, 6, 12, NULL},
+        {"no-raw", BENCH_FLAG, &o->no_raw, 0, 0, NULL},
+        {NULL, BENCH_FLAG, NULL, 0, 0, NULL},
     };
-    static size_t size[REPORT_SIZES] = {8,          64,       512,      4u << 10, 64u << 10,
-                                        256u << 10, 1u << 20, 4u << 20, 16u << 20};
-    int c, nsizes = 9;
-    opterr = 0;
-    while ((c = getopt_long(argc, argv, ":h", longs, NULL)) != -1) {
-        if (c == 'p')
-            o->provider = optarg;
-        else if (c == 'j')
-            p->json = optarg;
-        else if (c == 's' && parse_sizes(size, &nsizes, optarg))
-            return mk_cli_usage("--sizes: numbers of bytes up to 16M, at most %d", REPORT_SIZES);
-        else if (c == 'n' && (number(optarg, 1, BENCH_SAMPLES, &p->pairs) || !(p->pairs & 1)))
-            return mk_cli_usage("--pairs: an odd number up to %d", BENCH_SAMPLES);
-        else if (c == 'r' && number(optarg, 1, 100, &o->retries))
-            return mk_cli_usage("--retries: 1 to 100");
-        else if (c == 'v' && number(optarg, 6, 12, &o->version))
-            return mk_cli_usage("--net: 6 to 12");
-        else if (c == 'o')
-            o->only = optarg;
-        else if (c == 'x')
-            o->no_raw = true;
-        else if (c == 'h')
-            return mk_cli_print(help) ? MK_EXIT_FAILED : -1;
-        else if (c == ':' || c == '?')
-            return mk_cli_bad_option(c, argv);
-    }
+    const int stop = bench_options(argc, argv, table, true, help);
+    if (stop)
+        return stop;
+    if (!(p->pairs & 1))
+        return mk_cli_usage("--pairs: an odd number up to %d", BENCH_SAMPLES) + 1;
     for (int what = 0; what < REPORT_WHATS; what++)
-        for (int i = 0; i < nsizes && wanted(o, report_whats[what].option); i++)
-            p->row[p->nrows++] = (struct report_row){.what = what, .size = size[i]};
+        for (int i = 0; i < sizes.n && wanted(o, report_whats[what].option); i++)
+            p->row[p->nrows++] = (struct report_row){.what = what, .size = sizes.v[i]};
     p->nraw = o->no_raw ? 0 : 2;
     p->nimpls = p->nraw + argc - optind;
     if (!p->nrows)
-        return mk_cli_usage("--only: depth8, depth1, latency");
+        return mk_cli_usage("--only: depth8, depth1, latency") + 1;
     if (optind == argc || argc - optind > REPORT_IMPLS - 2)
-        return mk_cli_usage("mkbench plugin takes the paths of one to four plugins");
+        return mk_cli_usage("mkbench plugin takes the paths of one to four plugins") + 1;
     return 0;
 }
 
@@ -270,11 +231,10 @@ int bench_plugin(int argc, char **argv)
     static struct options o = {.retries = 6};
     static struct run r = {.o = &o, .report = {.pairs = 11}};
     int fds[2], status = 0;
-    int ret = parse(&o, &r.report, argc, argv);
-    if (!ret)
-        ret = settle(&r);
-    if (ret)
-        return ret < 0 ? MK_EXIT_OK : ret;
+    const int stop = parse(&o, &r.report, argc, argv);
+    int ret = stop ? stop - 1 : settle(&r);
+    if (stop || ret)
+        return ret;
     if (r.report.json && mk_out_check(r.report.json)) {
         mk_cli_say("%s", mk_last_error());
         return MK_EXIT_USAGE;

@@ -44,7 +44,7 @@ static bool take(const struct bench_option *o, const char *text)
     return false;
 }
 
-int bench_options(int argc, char **argv, const struct bench_option *table, const char *help)
+int bench_options(int argc, char **argv, const struct bench_option *table, bool arguments, const char *help)
 {
     struct option longs[OPTIONS + 2];
     int n = 0, c;
@@ -65,7 +65,30 @@ int bench_options(int argc, char **argv, const struct bench_option *table, const
         if (!take(&table[c - 1000], optarg))
             return mk_cli_usage("--%s %s: not what this option takes", table[c - 1000].name, optarg) + 1;
     }
-    return optind < argc ? mk_cli_usage("%s takes no argument: %s", argv[0], argv[optind]) + 1 : 0;
+    return !arguments && optind < argc ? mk_cli_usage("%s takes no argument: %s", argv[0], argv[optind]) + 1
+                                       : 0;
+}
+
+bool bench_sizes(void *to, const char *text)
+{
+    struct bench_sizes *s = to;
+    char copy[200], *save, *one;
+    if (strlen(text) >= sizeof(copy))
+        return false;
+    strcpy(copy, text);
+    s->n = 0;
+    for (one = strtok_r(copy, ",", &save); one; one = strtok_r(NULL, ",", &save)) {
+        long long v;
+        const size_t n = strlen(one);
+        const char unit = n ? one[n - 1] : 0;
+        const unsigned shift = unit == 'K' ? 10 : unit == 'M' ? 20 : 0;
+        if (shift)
+            one[n - 1] = 0;
+        if (s->n == BENCH_SIZES || !mk_cli_number(one, 1, (long long)(s->most >> shift), &v))
+            return false;
+        s->v[s->n++] = (size_t)v << shift;
+    }
+    return s->n > 0;
 }
 
 /* ---- shapes ---- */

@@ -3,6 +3,7 @@
 /* Command lines of the benchmarks: a table of options, and lists of shapes. */
 #pragma once
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 enum bench_kind {
@@ -19,11 +20,20 @@ struct bench_option {
     double min, max;
     bool (*call)(void *to, const char *text);
 };
-/* Fills what the table names; --help prints `help`. 0: go on; else the exit code + 1. No arguments are taken. */
-int bench_options(int argc, char **argv, const struct bench_option *table, const char *help);
+/* Fills what the table names; --help prints `help`. 0: go on; else the exit code + 1. arguments: others are taken too,
+ * from argv[optind] on. */
+int bench_options(int argc, char **argv, const struct bench_option *table, bool arguments, const char *help);
 
 /* A decimal number in [min, max], nothing behind it. */
 bool bench_real(const char *text, double min, double max, double *out);
+
+/* For BENCH_CALL; to: struct bench_sizes *, whose most is set. A,B,.. with K and M. */
+#define BENCH_SIZES 16
+struct bench_sizes {
+    size_t v[BENCH_SIZES], most;
+    int n;
+};
+bool bench_sizes(void *to, const char *text);
 
 #define BENCH_SHAPES 256
 struct bench_shapes {

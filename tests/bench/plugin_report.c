@@ -17,34 +17,17 @@ struct ratio {
     double median, low, high;
 };
 
-static int by_value(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* Of the rounds' own ratios a / b. The interval goes from the k-th smallest to the k-th largest, k as large as a
- * coverage of 95 % allows (fewer than 6 rounds: all of them). */
+/* Of the rounds' own ratios a / b. */
 static struct ratio ratio_of(const struct bench_samples *a, const struct bench_samples *b)
 {
-    double v[BENCH_SAMPLES], term = 1, tail = 0;
-    const int n = a->n < b->n ? a->n : b->n;
-    int k = 0;
-    if (!n)
-        return (struct ratio){0, 0, 0};
-    for (int i = 0; i < n; i++) {
-        v[i] = a->v[i] / b->v[i];
-        term /= 2;
-    }
-    qsort(v, (size_t)n, sizeof(v[0]), by_value);
-    for (int i = 0; i < n / 2; i++) { /* tail: chance that at most i of n lie below the median */
-        tail += term;
-        if (2 * tail > 0.05)
-            break;
-        k = i;
-        term *= (double)(n - i) / (i + 1);
-    }
-    return (struct ratio){v[n / 2], v[k], v[n - 1 - k]};
+    struct bench_samples v;
+    struct ratio r;
+    v.n = 0;
+    for (int i = 0; i < a->n && i < b->n; i++)
+        bench_add(&v, a->v[i] / b->v[i]);
+    r.median = bench_stat_of(&v).median;
+    bench_interval(&v, &r.low, &r.high);
+    return r;
 }
 
 /* Which of the raw ones is the bound of this row. */

@@ -60,6 +60,18 @@ static void numbers(void **state)
     assert_true(v == 0.1);
 }
 
+static void sizes(void **state)
+{
+    struct bench_sizes s = {{7}, 4u << 20, 1};
+    (void)state;
+    assert_true(bench_sizes(&s, "1,64K,4M") && s.n == 3);
+    assert_true(s.v[0] == 1 && s.v[1] == 65536 && s.v[2] == 4u << 20);
+    static const char *const wrong[] = {"", "x", "5M", "4194305", "0", "1,,x", "K"};
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
+        assert_false(bench_sizes(&s, wrong[i]));
+    assert_false(bench_sizes(&s, "1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17"));
+}
+
 static void shapes(void **state)
 {
     static struct bench_shapes s;
@@ -91,10 +103,8 @@ static void shapes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(medians),
-        cmocka_unit_test(intervals),
-        cmocka_unit_test(numbers),
-        cmocka_unit_test(shapes),
+        cmocka_unit_test(medians), cmocka_unit_test(intervals), cmocka_unit_test(numbers),
+        cmocka_unit_test(sizes),   cmocka_unit_test(shapes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
