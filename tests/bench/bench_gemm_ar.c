@@ -134,6 +134,13 @@ static bool is_rank(void)
     return mk_settings_load(&s, false) || s.rank >= 0 || mk_settings_launcher(&s);
 }
 
+static const char *const nccl_defaults[][2] = {
+    {"NCCL_SOCKET_IFNAME", "lo"},       {"NCCL_MNNVL_ENABLE", "0"}, {"NCCL_NVLS_ENABLE", "0"},
+    {"NCCL_COLLNET_ENABLE", "0"},       {"NCCL_PXN_DISABLE", "1"},  {"NCCL_IB_DISABLE", "1"},
+    {"NCCL_NET_PLUGIN_REF_COUNT", "1"}, /* communicators come and go, with the rates */
+    {"NCCL_NET_GDR_LEVEL", "SYS"},      /* device buffers, where the network takes them */
+};
+
 /* Ranks that share a GPU are hosts of their own to NCCL, and its traffic takes the link that ours takes: our plugin. */
 static void nccl_environment(const struct ar_bench *b)
 {
@@ -143,7 +150,8 @@ static void nccl_environment(const struct ar_bench *b)
         return;
     snprintf(host, sizeof(host), "mkbench-%d", s.shared_gpu ? b->rank : b->info.node);
     set_default("NCCL_HOSTID", host);
-    set_default("NCCL_SOCKET_IFNAME", "lo");
+    for (size_t i = 0; i < sizeof(nccl_defaults) / sizeof(nccl_defaults[0]); i++)
+        set_default(nccl_defaults[i][0], nccl_defaults[i][1]);
     if (!self(path, &name))
         return;
     snprintf(plugin, sizeof(plugin), "%.*s../lib/libnccl-net-mkernel.so", (int)(name - path), path);

@@ -8,10 +8,12 @@
 #   small   2x1, 128, 512 and 2048 rows at ratio 1, 30 pairs against cuBLAS then NCCL
 #   decode  1x2, 1, 16 and 64 rows of Llama shapes against our GEMM alone, 128 and 512 rows against the bound
 #   multi   2x2 2x4 1x8 4x2 3x2 (TOPOLOGIES), 2048 rows and more, link not paced: fused against its own parts in a row
-# LIBNCCL: of libnccl.so.2. More options of mkbench gemm_ar, for all parts: OPTIONS. Settings pass (MK_CHUNK, MK_R ...).
+# LIBNCCL: path of libnccl.so.2 (that of PyTorch, else the system's). More options of mkbench gemm_ar, for all parts: OPTIONS. Settings pass (MK_CHUNK, MK_R ...).
 set -u
 [ $# -ge 2 ] || { sed -n '4,11s/^# //p' "$0"; exit 2; }
-build=$1 out=${OUT:-$1} nccl=${LIBNCCL:-libnccl.so.2} failed=0
+build=$1 out=${OUT:-$1} failed=0
+torch=$(python3 -c 'import importlib.util as u; print(u.find_spec("nvidia.nccl").submodule_search_locations[0])' 2>/dev/null)
+nccl=${LIBNCCL:-${torch:+$torch/lib/}libnccl.so.2}
 shift
 export MK_TIMEOUT=${MK_TIMEOUT:-10} MK_PEER_TIMEOUT=${MK_PEER_TIMEOUT:-10}
 
