@@ -8,6 +8,8 @@
  *   test_gpu_nccl LIBNCCL self           the checks themselves: wrong words are found
  *   test_gpu_nccl LIBNCCL lives [N]      N (200) communicators, each destroyed before the next one is made
  *   test_gpu_nccl LIBNCCL abort          ncclCommAbort with traffic in flight
+ *   test_gpu_nccl LIBNCCL rate [NS]      times of all-reduce; NS: what 8 bytes take the plugin one way, nanoseconds
+ *   test_gpu_nccl LIBNCCL pairs [N]      the plugin and NCCL's sockets in turn, N (31) pairs
  *
  * Exit 0, 1, 2 (usage), or 77 where there is no GPU, no NCCL, or no kernels were built. */
 #include "tests/gpu/nccl.h"
@@ -17,12 +19,43 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char usage[] = "usage: test_gpu_nccl LIBNCCL coll [MOST] | self | lives [N] | abort\n";
+static const char usage[] =
+    "usage: test_gpu_nccl LIBNCCL coll [MOST] | self | lives [N] | abort | rate [NS] | pairs [N]\n";
 
-struct choice {
-    const char *part;
-    size_t most;
-    int lives;
+static int coll(struct job *j, long long most)
+{
+    return show_collectives(j, (size_t)most);
+}
+static int self(struct job *j, long long unused)
+{
+    (void)unused;
+    return show_self_test(j);
+}
+static int lives(struct job *j, long long n)
+{
+    return show_lives(j, (int)n);
+}
+static int aborts(struct job *j, long long unused)
+{
+    (void)unused;
+    return show_abort(j);
+}
+static int rate(struct job *j, long long ns)
+{
+    return show_rate(j, (double)ns * 1e-3);
+}
+static int pairs(struct job *j, long long n)
+{
+    return show_pairs(j, (int)n);
+}
+static const struct part {
+    const char *name;
+    int (*show)(struct job *j, long long number);
+    long long least, most, unsaid; /* of the number; most 0: it takes none */
+} parts[] = {
+    {"coll", coll, 8, 256 << 20, 256 << 20}, {"self", self, 0, 0, 0},
+    {"lives", lives, 1, 100000, 200},        {"abort", aborts, 0, 0, 0},
+    {"rate", rate, 1, 1000000000, 0},        {"pairs", pairs, 1, 101, 31},
 };
 
 /* A number from min to max, with M for 2^20; -1: it is none. */
@@ -35,26 +68,16 @@ static long long number(const char *text, long long min, long long max)
     return end == text || *end || n < min || n > max ? -1 : n;
 }
 
-static int parse(int argc, char **argv, struct choice *c)
+static const struct part *parse(int argc, char **argv, long long *n)
 {
-    c->most = 256u << 20;
-    c->lives = 200;
-    if (argc < 3 || argc > 4)
-        return 2;
-    c->part = argv[2];
-    if (!strcmp(c->part, "coll") && argc == 4) {
-        const long long n = number(argv[3], 8, 256 << 20);
-        c->most = (size_t)n;
-        return n < 0 ? 2 : 0;
+    for (size_t i = 0; argc > 2 && argc < 5 && i < sizeof(parts) / sizeof(parts[0]); i++) {
+        const struct part *p = &parts[i];
+        if (strcmp(p->name, argv[2]))
+            continue;
+        *n = argc == 3 ? p->unsaid : p->most ? number(argv[3], p->least, p->most) : -1;
+        return *n < 0 ? NULL : p;
     }
-    if (!strcmp(c->part, "lives") && argc == 4) {
-        c->lives = (int)number(argv[3], 1, 100000);
-        return c->lives < 0 ? 2 : 0;
-    }
-    return argc == 3 && (!strcmp(c->part, "coll") || !strcmp(c->part, "self") || !strcmp(c->part, "abort") ||
-                         !strcmp(c->part, "lives"))
-               ? 0
-               : 2;
+    return NULL;
 }
 
 static int skip(const char *why)
@@ -85,22 +108,14 @@ static int open_job(struct job *j, size_t room)
     return 0;
 }
 
-static int show(struct job *j, const struct choice *c)
-{
-    if (!strcmp(c->part, "coll"))
-        return show_collectives(j, c->most);
-    if (!strcmp(c->part, "self"))
-        return show_self_test(j);
-    return !strcmp(c->part, "abort") ? show_abort(j) : show_lives(j, c->lives);
-}
-
 int main(int argc, char **argv)
 {
     static struct job j;
-    struct choice c;
+    long long n;
     const char *why = "";
     int version = 0;
-    if (parse(argc, argv, &c)) {
+    const struct part *part = parse(argc, argv, &n);
+    if (!part) {
         fprintf(stderr, "%s", usage);
         return 2;
     }
@@ -115,8 +130,8 @@ int main(int argc, char **argv)
         return ret;
     j.nccl.version(&version);
     if (j.rank == 0)
-        printf("NCCL %d, %d ranks on %s: %s\n", version, j.nranks, gpu_name(), c.part);
-    const int status = show(&j, &c);
+        printf("NCCL %d, %d ranks on %s: %s\n", version, j.nranks, gpu_name(), part->name);
+    const int status = part->show(&j, n);
     fflush(stdout);
     mk_boot_destroy(j.boot);
     return status ? 1 : 0;

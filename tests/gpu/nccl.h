@@ -92,3 +92,5 @@ int show_collectives(struct job *j, size_t most);
 int show_self_test(struct job *j);
 int show_lives(struct job *j, int lives);
 int show_abort(struct job *j);
+int show_rate(struct job *j, double plugin_us); /* of 8 bytes, by mkbench plugin; 0: not known */
+int show_pairs(struct job *j, int pairs);

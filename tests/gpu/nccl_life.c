@@ -59,10 +59,10 @@ int show_lives(struct job *j, int lives)
         if (done + 1 == SETTLED)
             files = open_files();
     }
-    const int more = open_files() - files;
+    const int more = done > SETTLED ? open_files() - files : 0;
     if (done < lives)
         fail(j, "only %d of %d communicators", done, lives);
-    else if (lives > SETTLED && more > FILES_MORE)
+    else if (more > FILES_MORE)
         fail(j, "%d communicators left %d files open", lives - SETTLED, more);
     printf("rank %d of %d: %d communicators made, used and destroyed, %.0f ms each, %d files more open than "
            "after %d: "
