@@ -60,7 +60,7 @@ double ar_slowest(struct ar_bench *b, double v)
 int ar_link_set(const struct ar_link *link)
 {
     char gbps[40], us[40];
-    snprintf(gbps, sizeof(gbps), "%.6f", link->gbps);
+    snprintf(gbps, sizeof(gbps), "%.9f", link->gbps);
     snprintf(us, sizeof(us), "%.3f", link->us);
     return setenv("MK_LOOP_GBPS", gbps, 1) || setenv("MK_LOOP_US", us, 1);
 }

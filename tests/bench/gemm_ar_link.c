@@ -15,7 +15,7 @@
 
 #define WINDOW 32 /* writes under way, over all links */
 #define TIME_NS 40e6
-#define LEAST 4096 /* bytes of a write */
+#define LEAST 1024 /* bytes of a write */
 #define LIMIT_NS 10000000000ull
 #define CONNECT_NS 10000000000ull
 
@@ -240,8 +240,8 @@ static void choose_writes(struct hold *h, double gbps)
     while (h->chunk > LEAST && bytes / h->chunk < 4 * WINDOW)
         h->chunk /= 2;
     h->writes = (uint64_t)(bytes / h->chunk);
-    if (h->writes < 4 * WINDOW)
-        h->writes = 4 * WINDOW;
+    if (h->writes < 8)
+        h->writes = 8;
 }
 
 int ar_link_hold(struct ar_bench *b, const struct ar_link *link, double *gbps)
