@@ -8,6 +8,7 @@
  *   test_gpu_nccl LIBNCCL self           the checks themselves: wrong words are found
  *   test_gpu_nccl LIBNCCL lives [N]      N (200) communicators, each destroyed before the next one is made
  *   test_gpu_nccl LIBNCCL abort          ncclCommAbort with traffic in flight
+ *   test_gpu_nccl LIBNCCL plugin         the plugin of NCCL_NET_PLUGIN without NCCL: messages, one too large among them
  *   test_gpu_nccl LIBNCCL rate [NS]      times of all-reduce; NS: what 8 bytes take the plugin one way, nanoseconds
  *   test_gpu_nccl LIBNCCL pairs [N]      the plugin and NCCL's sockets in turn, N (31) pairs
  *
@@ -20,7 +21,7 @@
 #include <string.h>
 
 static const char usage[] =
-    "usage: test_gpu_nccl LIBNCCL coll [MOST] | self | lives [N] | abort | rate [NS] | pairs [N]\n";
+    "usage: test_gpu_nccl LIBNCCL coll [MOST] | self | lives [N] | abort | plugin | rate [NS] | pairs [N]\n";
 
 static int coll(struct job *j, long long most)
 {
@@ -40,6 +41,11 @@ static int aborts(struct job *j, long long unused)
     (void)unused;
     return show_abort(j);
 }
+static int plugin(struct job *j, long long unused)
+{
+    (void)unused;
+    return show_plugin(j);
+}
 static int rate(struct job *j, long long ns)
 {
     return show_rate(j, (double)ns * 1e-3);
@@ -53,9 +59,13 @@ static const struct part {
     int (*show)(struct job *j, long long number);
     long long least, most, unsaid; /* of the number; most 0: it takes none */
 } parts[] = {
-    {"coll", coll, 8, 256 << 20, 256 << 20}, {"self", self, 0, 0, 0},
-    {"lives", lives, 1, 100000, 200},        {"abort", aborts, 0, 0, 0},
-    {"rate", rate, 1, 1000000000, 0},        {"pairs", pairs, 1, 101, 31},
+    {"coll", coll, 8, 256 << 20, 256 << 20},
+    {"self", self, 0, 0, 0},
+    {"lives", lives, 1, 100000, 200},
+    {"abort", aborts, 0, 0, 0},
+    {"plugin", plugin, 0, 0, 0},
+    {"rate", rate, 1, 1000000000, 0},
+    {"pairs", pairs, 1, 101, 31},
 };
 
 /* A number from min to max, with M for 2^20; -1: it is none. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
 /* The parts of test_gpu_nccl: NCCL opened at run time (nccl_so.c), contents and their check on the GPU (nccl_check.c),
- * and what is shown with them: nccl_coll.c, nccl_life.c, nccl_time.c. */
+ * and what is shown with them: nccl_coll.c, nccl_life.c, nccl_plug.c, nccl_time.c. */
 #pragma once
 #include "mk/boot.h"
 #include "mk/cuda.h"
@@ -92,5 +92,6 @@ int show_collectives(struct job *j, size_t most);
 int show_self_test(struct job *j);
 int show_lives(struct job *j, int lives);
 int show_abort(struct job *j);
+int show_plugin(struct job *j);
 int show_rate(struct job *j, double plugin_us); /* of 8 bytes, by mkbench plugin; 0: not known */
 int show_pairs(struct job *j, int pairs);

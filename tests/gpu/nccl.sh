@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright mKernel authors
 # tests/gpu/nccl.sh [BUILD] [PART...]: real NCCL over the plugin, the ranks sharing one GPU. Parts (none: right):
-#   right    self coll lives abort list, everything that must be right
+#   right    self plugin coll lives abort list again, everything that must be right
 #   short    the same with small sizes and few communicators, in about a minute
 #   times    paced sockets
 #   self     the checks can fail: wrong words are found
@@ -11,6 +11,9 @@
 #            every other network and NCCL than the first
 #   abort    ncclCommAbort with traffic in flight
 #   list     NCCL_NET_PLUGIN=mkernel,other finds the plugin
+#   again    without NCCL_NET_PLUGIN_REF_COUNT, which NCCL before 2.30.3 needs to find a plugin again after the last
+#            communicator: the plugin as libnccl-net.so in LD_LIBRARY_PATH
+#   plugin   the plugin without NCCL: every kind of memory, and messages too large for what was posted
 #   paced    times of all-reduce over loop, its link at GBPS (80) Gbit/s, beside what 8 bytes take mkbench plugin
 #   sockets  all-reduce over libfabric and over NCCL's sockets in turn, PAIRS (31) pairs, for NCCL_SOCKET_NTHREADS and
 #            NCCL_NSOCKS_PERTHREAD of SWEEP (1 2 4) each
@@ -31,7 +34,7 @@ mkdir -p "$logs"
 case " $parts " in
 *" short "*) most=1M lives=10 all_ranks=${RANKS:-2} ;;
 esac
-parts=$(echo "$parts" | sed -E 's/\b(right|short)\b/self coll lives abort list/g; s/\btimes\b/paced sockets/g')
+parts=$(echo "$parts" | sed -E 's/\b(right|short)\b/self plugin coll lives abort list again/g; s/\btimes\b/paced sockets/g')
 
 usable=""
 for lib in $libs; do # what can be used here: no rank's environment yet, so nothing runs
@@ -45,7 +48,7 @@ done
 first=${usable# } && first=${first%% *}
 
 export NCCL_SOCKET_IFNAME=lo NCCL_MNNVL_ENABLE=0 NCCL_NVLS_ENABLE=0 NCCL_COLLNET_ENABLE=0 NCCL_IB_DISABLE=1
-export NCCL_PXN_DISABLE=1 NCCL_NET_GDR_LEVEL=SYS NCCL_NET=mKernel NCCL_NET_PLUGIN=$so NCCL_DEBUG=INFO
+export NCCL_PXN_DISABLE=1 NCCL_NET_PLUGIN_REF_COUNT=1 NCCL_NET_GDR_LEVEL=SYS NCCL_NET=mKernel NCCL_NET_PLUGIN=$so NCCL_DEBUG=INFO
 export NCCL_DEBUG_SUBSYS=INIT,NET,GRAPH,TUNING MK_TIMEOUT=${MK_TIMEOUT:-20}
 
 wrong() {
@@ -94,10 +97,16 @@ right() { # part library ranks
         [ "$MK_NET $2" = "${nets%% *} $first" ] || n=$(((lives + 9) / 10))
         [ "$3" != "${all_ranks%% *}" ] || job "$name" "${LIMIT:-150}" "$3" "$program" "$2" lives "$n"
         ;;
+    plugin) [ "$2" != "$first" ] || job "$name" 90 "$3" "$program" "$2" plugin ;;
     abort) MK_LOOP_GBPS=8 job "$name" 90 "$3" "$program" "$2" abort ;;
     list)
         [ "$3 $2" != "${all_ranks%% *} $first" ] || NCCL_NET_PLUGIN=mkernel,other LD_LIBRARY_PATH=$build/lib:${LD_LIBRARY_PATH:-} \
             job "$name" 60 "$3" "$program" "$2" coll 1M && seen "$name" "$ours"
+        ;;
+    again)
+        mkdir -p "$logs/lib" && ln -sf "$so" "$logs/lib/libnccl-net.so"
+        [ "$3" != "${all_ranks%% *}" ] || NCCL_NET_PLUGIN_REF_COUNT=0 LD_LIBRARY_PATH=$logs/lib:${LD_LIBRARY_PATH:-} \
+            job "$name" 60 "$3" "$program" "$2" lives 3
         ;;
     esac
 }
@@ -145,7 +154,7 @@ sockets() {
 nets=${NETS:-loop ofi}
 for part in $parts; do
     case $part in
-    self | coll | lives | abort | list)
+    self | plugin | coll | lives | abort | list | again)
         for lib in $usable; do
             for MK_NET in $nets; do
                 export MK_NET
