@@ -234,11 +234,11 @@ MK_DEV int mk_block_next(const struct mk_ar *ar, struct mk_block_words *w)
         if (next != MK_NEXT_IDLE)
             return next;
         mk_block_sync();
+        if (mk_lane() == 0)
+            w->untiled = 1;
     }
-    if (mk_lane() == 0) {
-        w->untiled |= !w->blk.prefers_comm;
+    if (mk_lane() == 0)
         w->lost = 0;
-    }
     const int comm = mk_wide_try_comm(ar, w);
     if (mk_lane() == 0) {
         w->next = w->aborted ? MK_NEXT_LEAVE : mk_ar_next_after(ar, &w->blk, comm);

@@ -256,6 +256,7 @@ struct mk_bulk { /* of one warp */
             before = group;
             group = group + 1 == depth ? 0 : group + 1;
         }
+        __syncwarp(); /* all lanes have read their warp's phases */
         if (leads) {
             mk_tma_wait<0>();
             w->phases[warp] = phases;

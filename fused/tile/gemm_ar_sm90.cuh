@@ -12,7 +12,9 @@
  *
  * go: a barrier by which the leader tells the producer whether there is a session (blk->task is a tile).
  * stage_tile[s]: number of the tile whose first stage is s, or MK_TILE_END. Written by the producer before it arrives
- * at full[s] (release), read by consumers after they waited for it (acquire), free again with empty[s].
+ * at full[s] (release), read by consumers after they waited for it (acquire), free again with empty[s]: thread 0 of a
+ * warpgroup arrives there for all of it, after a barrier of the warpgroup that follows their reads (that of the box which
+ * the step stores, or one of its own where there is none).
  * s, phase: where the next session begins in the pipeline; by thread 0 at the end of one, read by all consumers at the
  * start of the next (the producer keeps its own).
  *
@@ -125,6 +127,8 @@ template <int BN, int LAYOUT, bool F16> struct mk_session : mk_gemm_sm90_block<B
             const uint32_t t = words->stage_tile[q.s];
             if (t == MK_TILE_END)
                 break;
+            if (!l.unstored)
+                mk_bar_sync(1 + wg, 128);
             base::template first_steps<0>(acc, q, packed, wg, thread, l.unstored, l.m0, l.n0);
             for (uint32_t kt = BOXES; kt < ktiles; kt++) {
                 base::step_begin(acc, q, wg, kt);
@@ -167,9 +171,10 @@ template <int BN, int LAYOUT, bool F16> struct mk_session : mk_gemm_sm90_block<B
             produce_claimed(s, phase);
         }
     }
-    /* All consumers: blk->task says whether there is a session. */
+    /* All consumers: blk->task says whether there is a session. All have read it: it is the producer's from here on. */
     __device__ __forceinline__ void start(void)
     {
+        mk_block_sync();
         if (threadIdx.x == 0)
             mk_mbar_arrive(mk_smem(&words->go));
     }
