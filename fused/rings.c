@@ -118,12 +118,15 @@ int mk_rings_build(const struct mk_topo *topo, size_t workspace, size_t chunk, s
 void mk_rings_add_ll(struct mk_rings *r, size_t workspace)
 {
     const uint64_t most = 2ull << 20, slots = 2ull * (uint64_t)r->topo.nlocal;
-    const uint64_t left = workspace > r->staging_bytes ? (workspace - r->staging_bytes) / slots : 0;
+    const uint64_t used = r->staging_bytes + MK_LL_HEADS_BYTES;
+    const uint64_t left = workspace > used ? (workspace - used) / slots : 0;
+    _Static_assert(2 * MK_LL_MAX_RANKS * MK_LL_HEAD_BYTES <= MK_LL_HEADS_BYTES, "both halves of all heads");
     if (r->topo.nnodes > 1 || r->topo.nlocal < 2 || r->topo.nlocal > MK_LL_MAX_RANKS)
         return;
     r->ll_slot = (left < most ? left : most) / 4096 * 4096;
     r->ll_off = r->staging_bytes;
-    r->staging_bytes += r->ll_slot * slots;
+    if (r->ll_slot)
+        r->staging_bytes += r->ll_slot * slots + MK_LL_HEADS_BYTES;
 }
 
 uint64_t mk_rings_start(const struct mk_rings *r, int cls, uint64_t start)

@@ -79,7 +79,9 @@ static __device__ __forceinline__ void mk_gemm_ar_run(const mk_gemm_ar_hopper &p
         mk_tma_prefetch(&p.gemm.b);
         mk_tma_prefetch(&p.gemm.c);
         mk_mbar_init(mk_smem(&own->pipe.go), 1);
-        own->pipe.s = own->pipe.phase = 0;
+        for (uint32_t i = 0; i < MK_TILES_AHEAD; i++)
+            mk_mbar_init(mk_smem(&own->pipe.tile_read[i]), MK_DEV_LANES / 32);
+        own->pipe.s = own->pipe.phase = own->pipe.tiles = 0;
         own->bulk.map = &p.chunk;
         own->bulk.box_rows = p.box_rows;
         own->bulk.box_cols = p.box_cols;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
 /* Kernels of the latency path of GEMM+AllReduce for Hopper: gemm_ar_ll_LAYOUT_TYPE_NTxS, the skinny kernels of mk_gemm with
- * another end: a finished tile goes out as LL words. The next kernel in the stream may not start early: its blocks would
- * hold multiprocessors while ours wait for other ranks. */
+ * another end: a finished tile goes out as LL words. The next kernel in the stream may start early, but only once no block
+ * of ours waits for other ranks: its blocks would hold multiprocessors all that time. */
 #pragma once
 #include <cstddef>
 
@@ -10,6 +10,7 @@
 #define MK_DEV_LANES 128
 #define MK_LL_WATCHER 160
 #define MK_LOTS 1
+#include "tile/ptx_sm90.cuh"
 #include "tile/ll.cuh"
 #include "tile/gemm_skinny_sm90.cuh"
 
@@ -88,8 +89,8 @@ static __device__ __forceinline__ void mk_gemm_ar_ll_run(const mk_gemm_ar_ll &p)
         __syncwarp();
         asm volatile("bar.arrive 2, %0;" ::"n"(MK_DEV_LANES + 32) : "memory");
         if (thread == MK_LL_WATCHER)
-            while (!*(volatile int *)&words.over || !mk_ll_headers_done(ar, words.headers)) {
-                if (!mk_ll_stays(ar, words.block.blk.ticket) && mk_ll_headers_done(ar, words.headers))
+            while (!*(volatile int *)&words.over || words.headers != mk_ll_every_header(ar)) {
+                if (!mk_ll_stays(ar, words.block.blk.ticket) && words.headers == mk_ll_every_header(ar))
                     break;
                 if (mk_ll_watch(ar, &words)) {
                     *(volatile int *)&words.stop = 1;

@@ -64,7 +64,7 @@ static int fill(struct mk_comm *comm)
     if (!err)
         err = g->cu->copy_to_device(g->memory, comm->memory.addr, r->fixed_bytes);
     free(zero);
-    const size_t ll = 2 * (size_t)r->topo.nlocal * r->ll_slot;
+    const size_t ll = r->ll_slot ? 2 * (size_t)r->topo.nlocal * r->ll_slot + MK_LL_HEADS_BYTES : 0;
     if (!err && ll) { /* no mark is 0 */
         zero = calloc(1, ll);
         if (!zero)

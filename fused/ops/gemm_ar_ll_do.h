@@ -8,9 +8,10 @@
  * holds, and a launch keeps at most R blocks waiting for others. Only they count themselves out: sums need this rank's own
  * words too, so all other blocks have sent everything before the last of them leaves.
  *
- * Headers as in every launch: the first block sends them, the last one takes them. No word of a peer is used before its
- * header has matched; who sums looks at the header itself, which is one trip less than waiting for the count. Include
- * after the tile side. */
+ * Headers as in every launch: the first block sends them, the last one takes them, and says so if one is of another call.
+ * They are not what anybody waits for, though: the first block says the same, epoch and signature, in LL words (a head),
+ * and who sums uses no word of a peer before that peer's head has matched. A peer whose call takes another path sends no
+ * head; its header tells. Include after the tile side. */
 #pragma once
 #include "ops/gemm_ar_do.h"
 
@@ -25,19 +26,24 @@ MK_DEV uint32_t mk_ll_staying(const struct mk_ar *ar)
     return (uint32_t)(ar->max_helpers < ar->blocks ? ar->max_helpers : ar->blocks);
 }
 
-/* One lane of the first or last block: headers that can go or have come; done: bit 2p out, bit 2p + 1 in, of local rank
- * p. Returns done, with those bits set that are nobody's business. */
+MK_DEV uint64_t mk_ll_every_header(const struct mk_ar *ar)
+{
+    return ar->rings.topo.nlocal == 32 ? ~0ull : (1ull << (2 * ar->rings.topo.nlocal)) - 1;
+}
+/* Headers that a block has nothing to do with, as bits: 2p out, 2p + 1 in, of local rank p. */
+MK_DEV uint64_t mk_ll_no_headers(const struct mk_ar *ar, const struct mk_ar_block *blk)
+{
+    const uint64_t out = blk->ticket == 0 ? 0 : 0x5555555555555555ull;
+    const uint64_t in = (int32_t)blk->ticket == ar->blocks - 1 ? 0 : 0xaaaaaaaaaaaaaaaaull;
+    return (out | in | 3ull << (2 * ar->rings.topo.local)) & mk_ll_every_header(ar);
+}
+/* One lane of the first or last block: headers that can go or have come. done: their bits; returns them with new ones. */
 MK_DEV uint64_t mk_ll_headers(const struct mk_ar *ar, const struct mk_ar_block *blk, uint64_t done)
 {
     const struct mk_topo *t = &ar->rings.topo;
-    const bool first = blk->ticket == 0, last = (int32_t)blk->ticket == ar->blocks - 1;
     MK_ROLLED
     for (int32_t p = 0; p < t->nlocal; p++) {
         const uint64_t out = 1ull << (2 * p), in = out << 1;
-        if (p == t->local || !first)
-            done |= out;
-        if (p == t->local || !last)
-            done |= in;
         if (!(done & out) && mk_ar_granted(ar, MK_CLASS_HEADER_LOCAL, p, 0)) {
             mk_peeked();
             mk_ar_header_out(ar, blk, MK_CLASS_HEADER_LOCAL, p);
@@ -51,29 +57,41 @@ MK_DEV uint64_t mk_ll_headers(const struct mk_ar *ar, const struct mk_ar_block *
     }
     return done;
 }
-MK_DEV bool mk_ll_headers_done(const struct mk_ar *ar, uint64_t done)
+/* The first block, one lane: heads to all other local ranks. */
+MK_DEV void mk_ll_heads_out(const struct mk_ar *ar, const struct mk_ar_block *blk, uint64_t position)
 {
-    return done == (ar->rings.topo.nlocal == 32 ? ~0ull : (1ull << (2 * ar->rings.topo.nlocal)) - 1);
+    const struct mk_topo *t = &ar->rings.topo;
+    const uint32_t mark = mk_ll_mark(position);
+    MK_ROLLED
+    for (int32_t p = 0; p < t->nlocal; p++) {
+        uint64_t *head = (uint64_t *)(ar->peer_staging[p] + mk_ll_head(&ar->rings, t->local, position));
+        if (p == t->local)
+            continue;
+        mk_ll_store(&head[0], (uint32_t)blk->epoch, mark);
+        mk_ll_store(&head[1], (uint32_t)(blk->epoch >> 32), mark);
+        mk_ll_store(&head[2], (uint32_t)ar->signature, mark);
+        mk_ll_store(&head[3], (uint32_t)(ar->signature >> 32), mark);
+    }
 }
-/* Is local rank p's header here, and that of this call? (Another call's is the last block's to report.) */
-MK_DEV bool mk_ll_header_matches(const struct mk_ar *ar, const struct mk_ar_block *blk, int32_t p)
+/* Is local rank p's head here, and that of this call? True for this rank and beyond the last one. */
+MK_DEV bool mk_ll_head_matches(const struct mk_ar *ar, const struct mk_ar_block *blk, uint64_t position, int32_t p)
 {
-    const struct mk_rings *r = &ar->rings;
-    const uint64_t at = mk_ar_pos_in(ar, MK_CLASS_HEADER_LOCAL, p, 0);
-    const uint64_t *h =
-        (const uint64_t *)(ar->fixed + mk_in_slot(r, MK_CLASS_HEADER_LOCAL, r->topo.local, p, at));
-    if (!mk_ar_arrived(ar, MK_CLASS_HEADER_LOCAL, p, 0))
-        return false;
-    mk_peeked();
-    return mk_ld_rlx_sys_u64(&h[0]) == blk->epoch && mk_ld_rlx_sys_u64(&h[1]) == ar->signature;
+    if (p == ar->rings.topo.local || p >= ar->rings.topo.nlocal)
+        return true;
+    const uint64_t *head = (const uint64_t *)(ar->staging + mk_ll_head(&ar->rings, p, position));
+    uint32_t v[4];
+    bool here = true;
+    for (int i = 0; i < 4; i++)
+        here &= mk_ll_load(&head[i], mk_ll_mark(position), &v[i]);
+    return here && (v[0] | (uint64_t)v[1] << 32) == blk->epoch && (v[2] | (uint64_t)v[3] << 32) == ar->signature;
 }
-/* Have all of the headers come, and are they of this call? One lane. */
-MK_DEV bool mk_ll_all_match(const struct mk_ar *ar, const struct mk_ar_block *blk)
+/* The same of all local ranks. */
+MK_DEV bool mk_ll_heads_match(const struct mk_ar *ar, const struct mk_ar_block *blk, uint64_t position)
 {
     bool all = true;
     MK_ROLLED
-    for (int32_t p = 0; p < ar->rings.topo.nlocal; p++)
-        all &= p == ar->rings.topo.local || mk_ll_header_matches(ar, blk, p);
+    for (int32_t p = (int32_t)mk_warp_lane(); p < ar->rings.topo.nlocal; p += (int32_t)mk_warp_lanes())
+        all &= mk_ll_head_matches(ar, blk, position, p);
     return all;
 }
 /* The first local rank whose header has not come, for messages. */

@@ -319,9 +319,11 @@ MK_DEV int mk_ar_try_comm(const struct mk_ar *ar, struct mk_ar_block *blk)
 /* Called by every block at entry, one lane. Roles go by arrival ticket, never by block index. */
 MK_DEV void mk_ar_enter(const struct mk_ar *ar, struct mk_ar_block *blk)
 {
-    blk->epoch = mk_ld_acq_gpu_u64(&ar->state->epoch);
+    /* One trip for both. The launch before this one is over, and it wrote the epoch. */
+    const uint64_t seen = mk_peek_gpu_u64(&ar->state->tickets);
+    blk->epoch = mk_peek_gpu_u64(&ar->state->epoch);
     blk->tag = (uint32_t)blk->epoch;
-    blk->ticket = mk_count_add(&ar->state->tickets, blk->tag, 1);
+    blk->ticket = mk_count_add_seen(&ar->state->tickets, blk->tag, 1, seen);
     blk->prefers_comm = (int32_t)blk->ticket + ar->budget >= ar->blocks;
     blk->helping = 0;
     blk->headed = 0;

@@ -11,10 +11,12 @@
  * travels through the pipeline as a stage without bytes, so that it is drained on both sides.
  *
  * go: a barrier by which the leader tells the producer whether there is a session (blk->task is a tile).
- * stage_tile[s]: number of the tile whose first stage is s, or MK_TILE_END. Written by the producer before it arrives
- * at full[s] (release), read by consumers after they waited for it (acquire), free again with empty[s]: thread 0 of a
- * warpgroup arrives there for all of it, after a barrier of the warpgroup that follows their reads (that of the box which
- * the step stores, or one of its own where there is none).
+ * tile[i]: number of the tile that comes as number i mod MK_TILES_AHEAD, or MK_TILE_END. Written by the producer before
+ * it arrives at full[s] of the tile's first stage (release), read by lane 0 of each consumer warp after it waited for
+ * that (acquire), for the warp; the same lane then arrives at tile_read[i], for which the producer waits before it
+ * writes the word again. (empty[s] would not do: one thread arrives there for a warpgroup, whose other warps the matrix
+ * unit holds together, but not their reads of shared memory.)
+ * tiles: tiles and ends that have come so far, kept as s and phase are.
  * s, phase: where the next session begins in the pipeline; by thread 0 at the end of one, read by all consumers at the
  * start of the next (the producer keeps its own).
  *
@@ -26,13 +28,15 @@
 #include "ops/gemm_ar_run.h"
 
 constexpr uint32_t MK_TILE_END = 0xffffffffu;
+constexpr uint32_t MK_TILES_AHEAD = 4;
 constexpr int MK_AR_THREADS = 384;
 static_assert(MK_DEV_LANES == 256, "the shared text runs on the consumers");
 
 struct mk_session_words { /* in shared memory */
     uint64_t go;
-    uint32_t stage_tile[8];
-    uint32_t s, phase;
+    uint64_t tile_read[MK_TILES_AHEAD];
+    uint32_t tile[MK_TILES_AHEAD];
+    uint32_t s, phase, tiles;
 };
 
 template <int BN, int LAYOUT, bool F16> struct mk_session : mk_gemm_sm90_block<BN, LAYOUT, F16, 1> {
@@ -70,8 +74,18 @@ template <int BN, int LAYOUT, bool F16> struct mk_session : mk_gemm_sm90_block<B
         }
         base::load_b(s, kt * MK_BK, n0);
     }
+    __device__ __forceinline__ uint32_t read(uint32_t n) const
+    {
+        return mk_smem(&words->tile_read[n % MK_TILES_AHEAD]);
+    }
+    __device__ __forceinline__ void tell(uint32_t &n, uint32_t t)
+    {
+        mk_mbar_wait(read(n), (n / MK_TILES_AHEAD & 1) ^ 1);
+        words->tile[n % MK_TILES_AHEAD] = t;
+        n++;
+    }
     /* One thread. */
-    __device__ __forceinline__ void produce_claimed(uint32_t &s, uint32_t &phase)
+    __device__ __forceinline__ void produce_claimed(uint32_t &s, uint32_t &phase, uint32_t &n)
     {
         uint32_t t = blk->task.chunk;
         for (;;) {
@@ -79,7 +93,7 @@ template <int BN, int LAYOUT, bool F16> struct mk_session : mk_gemm_sm90_block<B
             for (uint32_t kt = 0; kt < ktiles; kt++) {
                 mk_mbar_wait(base::empty(s), phase ^ 1);
                 if (kt == 0)
-                    words->stage_tile[s] = t;
+                    tell(n, t);
                 load(s, kt, m0, n0);
                 next_stage(s, phase);
             }
@@ -89,7 +103,7 @@ template <int BN, int LAYOUT, bool F16> struct mk_session : mk_gemm_sm90_block<B
             t = blk->task.chunk;
         }
         mk_mbar_wait(base::empty(s), phase ^ 1);
-        words->stage_tile[s] = MK_TILE_END;
+        tell(n, MK_TILE_END);
         mk_mbar_arrive(full(s));
         next_stage(s, phase);
     }
@@ -108,6 +122,17 @@ template <int BN, int LAYOUT, bool F16> struct mk_session : mk_gemm_sm90_block<B
         }
         l.unpublished = false;
     }
+    /* A warp: the next tile's number; its first stage is here. */
+    __device__ __forceinline__ uint32_t told(uint32_t &n, uint32_t thread)
+    {
+        uint32_t t = 0;
+        if (thread % 32 == 0) {
+            t = words->tile[n % MK_TILES_AHEAD];
+            mk_mbar_arrive(read(n));
+        }
+        n++;
+        return __shfl_sync(0xffffffffu, t, 0);
+    }
     __device__ __forceinline__ void consume_claimed(uint32_t wg, uint32_t thread)
     {
         constexpr uint32_t PUBLISH_AT =
@@ -121,14 +146,13 @@ template <int BN, int LAYOUT, bool F16> struct mk_session : mk_gemm_sm90_block<B
         for (int i = 0; i < BN / 4; i++)
             packed[i] = 0;
         pipe q = {words->s, words->phase, 0};
+        uint32_t n = words->tiles;
         left l = {0, 0, 0, false, false};
         for (;;) {
             mk_mbar_wait(full(q.s), q.phase);
-            const uint32_t t = words->stage_tile[q.s];
+            const uint32_t t = told(n, thread);
             if (t == MK_TILE_END)
                 break;
-            if (!l.unstored)
-                mk_bar_sync(1 + wg, 128);
             base::template first_steps<0>(acc, q, packed, wg, thread, l.unstored, l.m0, l.n0);
             for (uint32_t kt = BOXES; kt < ktiles; kt++) {
                 base::step_begin(acc, q, wg, kt);
@@ -158,17 +182,18 @@ template <int BN, int LAYOUT, bool F16> struct mk_session : mk_gemm_sm90_block<B
         if (threadIdx.x == 0) {
             words->s = q.s;
             words->phase = q.phase;
+            words->tiles = n;
         }
     }
     /* The producer thread's life: the block's session, if it has one. */
     __device__ __forceinline__ void serve(void)
     {
-        uint32_t s = 0, phase = 0;
+        uint32_t s = 0, phase = 0, n = 0;
         for (uint32_t go = 0;; go ^= 1) {
             mk_mbar_wait(mk_smem(&words->go), go);
             if (blk->task.kind != MK_AR_TILE)
                 break;
-            produce_claimed(s, phase);
+            produce_claimed(s, phase, n);
         }
     }
     /* All consumers: blk->task says whether there is a session. All have read it: it is the producer's from here on. */

@@ -8,13 +8,14 @@
 
 /* In shared memory. Waits are the block's business as a whole, in one of two ways:
  *   MK_LL_WATCHER (a thread number): that thread, which does nothing else, exchanges headers, looks for an abort and keeps the
- *                 deadline; warps that wait see `matched` and `stop` (volatile), which it writes; it reads `over` of thread 0.
+ *                 deadline; warps that wait see `stop` (volatile), which it writes; it reads `over` of thread 0.
  *   otherwise     all threads vote after each poll, and thread 0 does that in between, now and then */
 struct mk_ll_words {
     mk_block_words block;
     uint64_t position, headers; /* mk_ll_headers */
+    uint64_t left;              /* state->left, as it was */
     uint32_t polls;
-    int all, stop, over, matched;
+    int all, stop, over;
 };
 
 MK_DEV void mk_ll_put2(uint64_t *at, uint32_t a, uint32_t b, uint32_t mark)
@@ -53,10 +54,15 @@ MK_DEV void mk_ll_clear(const struct mk_ar *ar, uint64_t position)
         return;
     const struct mk_rings *r = &ar->rings;
     uint4 *half = (uint4 *)(ar->staging + mk_ll_slot(r, 0, position + 1));
+    uint4 *heads = (uint4 *)(ar->staging + mk_ll_head(r, 0, position + 1));
     const uint64_t n = (uint64_t)r->topo.nlocal * r->ll_slot / 16;
-    for (uint64_t i = (uint64_t)blockIdx.x * mk_lanes() + mk_lane(); i < n;
-         i += (uint64_t)gridDim.x * mk_lanes())
+    const uint64_t n_heads = (uint64_t)r->topo.nlocal * MK_LL_HEAD_BYTES / 16;
+    const uint64_t first = (uint64_t)blockIdx.x * mk_lanes() + mk_lane();
+    const uint64_t step = (uint64_t)gridDim.x * mk_lanes();
+    for (uint64_t i = first; i < n; i += step)
         half[i] = make_uint4(0, 0, 0, 0);
+    for (uint64_t i = first; i < n_heads; i += step)
+        heads[i] = make_uint4(0, 0, 0, 0);
     asm volatile("fence.acq_rel.sys;" ::: "memory"); /* before this thread's block sends */
     mk_block_sync();
 }
@@ -65,30 +71,31 @@ MK_DEV void mk_ll_clear(const struct mk_ar *ar, uint64_t position)
 MK_DEV void mk_ll_enter(const struct mk_ar *ar, mk_ll_words *w)
 {
     mk_block_words *b = &w->block;
+    /* before the ticket: who has the last one knows that all have read them */
+    w->position = mk_ld_rlx_gpu_u64(&ar->state->ll_pos);
+    w->left = mk_ld_rlx_gpu_u64(&ar->state->left);
     mk_ar_enter(ar, &b->blk);
+    if (b->blk.ticket == 0)
+        mk_ll_heads_out(ar, &b->blk, w->position);
     b->idle = 0;
     b->sent = b->lost = b->aborted = 0;
     for (int i = 0; i < MK_LOOK_MAX; i++)
         b->looks.got[i] = -1;
     b->entered_ns = mk_now_ns();
     b->told_ns = 0;
-    w->position = mk_ld_rlx_gpu_u64(&ar->state->ll_pos);
-    w->headers = 0;
+    w->headers = mk_ll_no_headers(ar, &b->blk);
     w->polls = 1;
-    w->all = w->stop = w->over = w->matched = 0;
+    w->all = w->stop = w->over = 0;
     if (b->blk.ticket == 0)
         mk_st_rlx_sys_u64(&mk_gpu_of(ar)->words->begun, b->blk.epoch);
-    w->headers = mk_ll_headers(ar, &b->blk, 0);
 }
 
 /* One thread: what a block has to do that waits, or that has headers left. Returns whether the launch was aborted. */
 MK_DEV bool mk_ll_watch(const struct mk_ar *ar, mk_ll_words *w)
 {
     mk_block_words *b = &w->block;
-    if (!mk_ll_headers_done(ar, w->headers))
+    if (w->headers != mk_ll_every_header(ar))
         w->headers = mk_ll_headers(ar, &b->blk, w->headers);
-    if (!w->matched && mk_ll_stays(ar, b->blk.ticket) && mk_ll_all_match(ar, &b->blk))
-        *(volatile int *)&w->matched = 1;
     if (w->polls++ % 64 == 0) {
         const int32_t absent = mk_ll_absent(ar);
         b->looks.got[0] = 0;
@@ -148,17 +155,15 @@ MK_DEV void mk_ll_finish_group(const struct mk_ar *ar, uint32_t g, uint32_t row_
 /* All threads of a block that stays: its share of the sums. */
 template <bool F16> MK_DEV void mk_ll_sum(const struct mk_ar *ar, mk_ll_words *w)
 {
-    constexpr int U = 4; /* groups of a thread at a time */
+    constexpr int U = 8; /* groups of a thread at a time */
     const struct mk_topo *t = &ar->rings.topo;
     const uint32_t row_groups = mk_ll_row_groups(ar->grid.n), groups = (uint32_t)ar->grid.m * row_groups;
     const uint32_t all = mk_ll_staying(ar) * mk_lanes();
     const uint32_t me = ((uint32_t)ar->blocks - 1 - w->block.blk.ticket) * mk_lanes() + mk_lane();
     const uint32_t mark = mk_ll_mark(w->position);
-    int here;
-    do
-        here = mk_ll_all(ar, w, *(volatile int *)&w->matched != 0);
-    while (!here);
-    /* uniform: the vote is that of all who go through the loop */
+    bool match = false; /* the heads: looked at together with the first words, used before those */
+    int here = 1;
+    /* uniform: the vote is that of all who go through the loop; also where there is nothing to sum */
     for (uint32_t step = 0; here > 0 && step < groups; step += all * U) {
         mk_lot<8> acc[U];
 #pragma unroll 1
@@ -166,7 +171,7 @@ template <bool F16> MK_DEV void mk_ll_sum(const struct mk_ar *ar, mk_ll_words *w
              r += 2) { /* two ranks at a time: their loads overlap */
             uint32_t v[2][U][4] = {};
             do {
-                bool mine = true;
+                bool mine = match || mk_ll_heads_match(ar, &w->block.blk, w->position);
 #pragma unroll
                 for (int k = 0; k < 2; k++) {
                     const uint64_t *slot =
@@ -183,6 +188,7 @@ template <bool F16> MK_DEV void mk_ll_sum(const struct mk_ar *ar, mk_ll_words *w
                 }
                 here = mk_ll_all(ar, w, mine);
             } while (!here);
+            match = true;
 #pragma unroll
             for (int k = 0; k < 2; k++)
 #pragma unroll
@@ -212,14 +218,16 @@ template <bool F16> MK_DEV void mk_ll_end(const struct mk_ar *ar, mk_ll_words *w
         *(volatile int *)&w->over = 1;
     /* the watcher is done with the words */
     asm volatile("bar.sync 3, %0;" ::"n"(MK_DEV_LANES + 32) : "memory");
+    if (mk_lane() == 0)
+        mk_grid_launch_next(); /* this block waits for nobody any more */
 #else
-    while (!mk_ll_all(ar, w, mk_ll_headers_done(ar, w->headers)))
+    while (!mk_ll_all(ar, w, w->headers == mk_ll_every_header(ar)))
         ;
 #endif
     if (!stays)
         return;
     if (mk_lane() == 0)
-        b->last = mk_count_add(&ar->state->left, b->blk.tag, 1) + 1 == mk_ll_staying(ar);
+        b->last = mk_count_add_seen(&ar->state->left, b->blk.tag, 1, w->left) + 1 == mk_ll_staying(ar);
     mk_block_sync();
     if (b->last && mk_lane() < 32 && !mk_ar_aborted(ar)) {
         mk_ll_advance(ar, &b->blk, w->position);

@@ -64,7 +64,12 @@ static void slots(void **state)
                     assert_int_equal(mk_ll_slot(&r, from, half), at);
                     assert_int_equal(mk_ll_slot(&r, from, half + 2), at);
                 }
-            assert_int_equal(at, r.staging_bytes);
+            for (uint64_t half = 0; r.ll_slot && half < 2; half++)
+                for (int from = 0; from < nlocal; from++, at += MK_LL_HEAD_BYTES) {
+                    assert_int_equal(mk_ll_head(&r, from, half), at);
+                    assert_int_equal(mk_ll_head(&r, from, half + 2), at);
+                }
+            assert_true(at <= r.staging_bytes);
             if (r.ll_slot) { /* the largest N at 64 rows, and one group more */
                 const int64_t n = (int64_t)(r.ll_slot / 64 / MK_LL_GROUP_BYTES) * 8;
                 assert_true(n == 0 || mk_ll_fits(&r, 64, n));

@@ -68,16 +68,20 @@ MK_DEV uint32_t mk_count_read(const uint64_t *word, uint32_t tag)
     return (uint32_t)(w >> 32) == tag ? (uint32_t)w : 0;
 }
 /* Adds n; returns the count before. The first adder of a launch takes the word over; those after it add, so that many
- * who add at once do not wait for each other's turns. */
-MK_DEV uint32_t mk_count_add(uint64_t *word, uint32_t tag, uint32_t n)
+ * who add at once do not wait for each other's turns. seen: a value that the word had at any time of this launch. */
+MK_DEV uint32_t mk_count_add_seen(uint64_t *word, uint32_t tag, uint32_t n, uint64_t seen)
 {
     for (;;) {
-        const uint64_t w = mk_ld_acq_gpu_u64(word);
-        if ((uint32_t)(w >> 32) == tag)
+        if ((uint32_t)(seen >> 32) == tag)
             return (uint32_t)mk_add_gpu_u64(word, n);
-        if (mk_cas_gpu_u64(word, w, ((uint64_t)tag << 32) | n))
+        if (mk_cas_gpu_u64(word, seen, ((uint64_t)tag << 32) | n))
             return 0;
+        seen = mk_ld_rlx_gpu_u64(word); /* whoever adds in the end has the order */
     }
+}
+MK_DEV uint32_t mk_count_add(uint64_t *word, uint32_t tag, uint32_t n)
+{
+    return mk_count_add_seen(word, tag, n, mk_ld_rlx_gpu_u64(word));
 }
 /* mk_count_read as a peek: mk_peeked orders it. */
 MK_DEV uint32_t mk_count_of(uint64_t word, uint32_t tag)
