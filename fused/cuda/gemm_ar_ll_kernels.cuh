@@ -9,6 +9,7 @@
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 900
 #define MK_DEV_LANES 128
 #define MK_LL_WATCHER 160
+#define MK_LL_AT_ONCE 16
 #define MK_LOTS 1
 #include "tile/ptx_sm90.cuh"
 #include "tile/ll.cuh"
@@ -34,18 +35,17 @@ MK_DEV void mk_ll_send_tile(const mk_skinny_block<NT, S, TW> &b, const struct mk
                             uint32_t thread)
 {
     typedef typename mk_skinny_block<NT, S, TW>::template groups<RANK> mine;
-    constexpr int ITEMS = (mine::LAST - mine::FIRST) * 64;
-    const uint32_t chunk = thread % 8, row_groups = mk_ll_row_groups(ar->grid.n);
-    const int32_t n = b.n0 + (int32_t)chunk * 8;
+    const uint32_t half = thread % 16, row_groups = mk_ll_row_groups(ar->grid.n);
+    const int32_t n = b.n0 + (int32_t)half * 4;
 #pragma unroll
-    for (int i = 0; i < ITEMS; i += 128) {
-        const uint32_t row = ((uint32_t)i + thread) / 8;
+    for (int i = 0; i < (mine::LAST - mine::FIRST) * 8; i += 8) {
+        const uint32_t row = (uint32_t)i + thread / 16;
         const int32_t token = mine::FIRST * 8 + (int32_t)row;
-        if ((int32_t)thread >= ITEMS - i || token >= b.p.m || n >= b.p.n)
+        if (token >= b.p.m || n >= b.p.n)
             continue;
-        uint32_t v[4];
-        mk_smem_load4(v, b.stages + row * 128 + ((chunk ^ row % 8) << 4));
-        mk_ll_send(ar, position, (uint32_t)token * row_groups + (uint32_t)n / 8, v);
+        uint32_t v[2];
+        mk_smem_load2(v, b.stages + row * 128 + ((half / 2 ^ row % 8) << 4) + half % 2 * 8);
+        mk_ll_send(ar, position, (uint32_t)token * row_groups + (uint32_t)n / 4, v[0], v[1]);
     }
 }
 

@@ -6,6 +6,7 @@
 #include "tile/gemm_portable.cuh"
 #define MK_TILE_WIDTH 1
 #include "cuda/gemm_ar_block.cuh"
+#define MK_LL_AT_ONCE 4
 #include "tile/ll.cuh"
 
 MK_DEV void mk_ar_portable_tile(const struct mk_ar *ar, uint32_t tile)
@@ -30,17 +31,17 @@ MK_DEV void mk_tile_op(const struct mk_ar *ar, const struct mk_ar_block *blk, co
 MK_DEV void mk_ll_send_from_c(const struct mk_ar *ar, uint64_t position, uint32_t tile)
 {
     const uint32_t row_groups = mk_ll_row_groups(ar->grid.n);
-    for (uint32_t i = mk_lane(); i < (uint32_t)ar->grid.m * 16; i += mk_lanes()) {
-        const uint32_t row = i / 16, group = tile * 16 + i % 16;
-        const uint16_t *c = (const uint16_t *)ar->c + (int64_t)row * ar->ldc + (int64_t)group * 8;
-        uint32_t v[4] = {};
+    for (uint32_t i = mk_lane(); i < (uint32_t)ar->grid.m * 32; i += mk_lanes()) {
+        const uint32_t row = i / 32, group = tile * 32 + i % 32;
+        const uint16_t *c = (const uint16_t *)ar->c + (int64_t)row * ar->ldc + (int64_t)group * 4;
+        uint32_t v[2] = {};
         if (group >= row_groups)
             continue;
 #pragma unroll
-        for (int j = 0; j < 8; j++)
-            if ((int64_t)group * 8 + j < ar->grid.n)
+        for (int j = 0; j < 4; j++)
+            if ((int64_t)group * 4 + j < ar->grid.n)
                 v[j / 2] |= (uint32_t)c[j] << j % 2 * 16;
-        mk_ll_send(ar, position, row * row_groups + group, v);
+        mk_ll_send(ar, position, row * row_groups + group, v[0], v[1]);
     }
 }
 static __device__ __forceinline__ void mk_ll_portable_run(const mk_ar &args)

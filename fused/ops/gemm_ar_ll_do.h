@@ -74,7 +74,8 @@ MK_DEV void mk_ll_heads_out(const struct mk_ar *ar, const struct mk_ar_block *bl
     }
 }
 /* Is local rank p's head here, and that of this call? True for this rank and beyond the last one. */
-MK_DEV bool mk_ll_head_matches(const struct mk_ar *ar, const struct mk_ar_block *blk, uint64_t position, int32_t p)
+MK_DEV bool mk_ll_head_matches(const struct mk_ar *ar, const struct mk_ar_block *blk, uint64_t position,
+                               int32_t p)
 {
     if (p == ar->rings.topo.local || p >= ar->rings.topo.nlocal)
         return true;
@@ -83,7 +84,8 @@ MK_DEV bool mk_ll_head_matches(const struct mk_ar *ar, const struct mk_ar_block 
     bool here = true;
     for (int i = 0; i < 4; i++)
         here &= mk_ll_load(&head[i], mk_ll_mark(position), &v[i]);
-    return here && (v[0] | (uint64_t)v[1] << 32) == blk->epoch && (v[2] | (uint64_t)v[3] << 32) == ar->signature;
+    return here && (v[0] | (uint64_t)v[1] << 32) == blk->epoch &&
+           (v[2] | (uint64_t)v[3] << 32) == ar->signature;
 }
 /* The same of all local ranks. */
 MK_DEV bool mk_ll_heads_match(const struct mk_ar *ar, const struct mk_ar_block *blk, uint64_t position)

@@ -33,17 +33,14 @@ MK_DEV bool mk_ll_get2(const uint64_t *at, uint32_t mark, uint32_t &a, uint32_t 
     return (uint32_t)(x >> 32) == mark && (uint32_t)(y >> 32) == mark;
 }
 
-/* One group of 8 elements to all local ranks, the next one first. */
-MK_DEV void mk_ll_send(const struct mk_ar *ar, uint64_t position, uint32_t group, const uint32_t (&v)[4])
+/* One group of 4 elements to all local ranks, the next one first. Consecutive lanes, consecutive groups. */
+MK_DEV void mk_ll_send(const struct mk_ar *ar, uint64_t position, uint32_t group, uint32_t v0, uint32_t v1)
 {
     const struct mk_topo *t = &ar->rings.topo;
-    const uint32_t mark = mk_ll_mark(position);
     MK_ROLLED
     for (int32_t k = 1; k <= t->nlocal; k++) {
         const int32_t to = t->local + k < t->nlocal ? t->local + k : t->local + k - t->nlocal;
-        uint64_t *at = mk_ll_at(ar, to, position) + (uint64_t)group * 4;
-        mk_ll_put2(at, v[0], v[1], mark);
-        mk_ll_put2(at + 2, v[2], v[3], mark);
+        mk_ll_put2(mk_ll_at(ar, to, position) + (uint64_t)group * 2, v0, v1, mk_ll_mark(position));
     }
 }
 
@@ -125,29 +122,35 @@ MK_DEV int mk_ll_all(const struct mk_ar *ar, mk_ll_words *w, bool mine)
 #endif
 }
 
+MK_DEV mk_lot<4> mk_ll_unpack(uint32_t a, uint32_t b)
+{
+    mk_lot<4> r;
+    r.f[0] = mk_to_f32<MK_TILE_F16>((uint16_t)a), r.f[1] = mk_to_f32<MK_TILE_F16>((uint16_t)(a >> 16));
+    r.f[2] = mk_to_f32<MK_TILE_F16>((uint16_t)b), r.f[3] = mk_to_f32<MK_TILE_F16>((uint16_t)(b >> 16));
+    return r;
+}
 template <bool F16>
-MK_DEV void mk_ll_finish_group(const struct mk_ar *ar, uint32_t g, uint32_t row_groups, mk_lot<8> &x)
+MK_DEV void mk_ll_finish_group(const struct mk_ar *ar, uint32_t g, uint32_t row_groups, mk_lot<4> &x)
 {
     const int32_t n = (int32_t)ar->grid.n;
     const uint32_t row = g / row_groups;
-    const int32_t col = (int32_t)(g - row * row_groups) * 8;
+    const int32_t col = (int32_t)(g - row * row_groups) * 4;
     uint16_t *c = (uint16_t *)ar->c + (int64_t)row * ar->ldc + col;
     if (ar->bias) {
 #pragma unroll
-        for (int i = 0; i < 8; i++)
+        for (int i = 0; i < 4; i++)
             x.f[i] += col + i < n ? mk_to_f32<F16>(((const uint16_t *)ar->bias)[col + i]) : 0;
     }
 #pragma unroll 1
-    for (int i = 0; ar->act && i < 8; i++)
+    for (int i = 0; ar->act && i < 4; i++)
         x.put(i, mk_activate(x.get(i), ar->act));
-    const uint4 v = x.pack();
-    if (col + 8 <= n && (uint64_t)c % 16 == 0) {
-        *(uint4 *)c = v;
+    const uint32_t w[2] = {mk_pack2<F16>(x.f[0], x.f[1]), mk_pack2<F16>(x.f[2], x.f[3])};
+    if (col + 4 <= n && (uint64_t)c % 8 == 0) {
+        *(uint2 *)c = make_uint2(w[0], w[1]);
         return;
     }
-    const uint32_t w[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < 4; i++)
         if (col + i < n)
             c[i] = (uint16_t)(w[i / 2] >> i % 2 * 16);
 }
@@ -155,7 +158,7 @@ MK_DEV void mk_ll_finish_group(const struct mk_ar *ar, uint32_t g, uint32_t row_
 /* All threads of a block that stays: its share of the sums. */
 template <bool F16> MK_DEV void mk_ll_sum(const struct mk_ar *ar, mk_ll_words *w)
 {
-    constexpr int U = 8; /* groups of a thread at a time */
+    constexpr int U = MK_LL_AT_ONCE; /* groups of a thread at a time */
     const struct mk_topo *t = &ar->rings.topo;
     const uint32_t row_groups = mk_ll_row_groups(ar->grid.n), groups = (uint32_t)ar->grid.m * row_groups;
     const uint32_t all = mk_ll_staying(ar) * mk_lanes();
@@ -165,11 +168,11 @@ template <bool F16> MK_DEV void mk_ll_sum(const struct mk_ar *ar, mk_ll_words *w
     int here = 1;
     /* uniform: the vote is that of all who go through the loop; also where there is nothing to sum */
     for (uint32_t step = 0; here > 0 && step < groups; step += all * U) {
-        mk_lot<8> acc[U];
+        mk_lot<4> acc[U];
 #pragma unroll 1
         for (int32_t r = 0; here > 0 && r < t->nlocal;
              r += 2) { /* two ranks at a time: their loads overlap */
-            uint32_t v[2][U][4] = {};
+            uint32_t v[2][U][2] = {};
             do {
                 bool mine = match || mk_ll_heads_match(ar, &w->block.blk, w->position);
 #pragma unroll
@@ -181,9 +184,7 @@ template <bool F16> MK_DEV void mk_ll_sum(const struct mk_ar *ar, mk_ll_words *w
                         const uint32_t g = step + (uint32_t)u * all + me;
                         if (g >= groups || r + k >= t->nlocal)
                             continue;
-                        const bool a = mk_ll_get2(slot + (uint64_t)g * 4, mark, v[k][u][0], v[k][u][1]);
-                        const bool b = mk_ll_get2(slot + (uint64_t)g * 4 + 2, mark, v[k][u][2], v[k][u][3]);
-                        mine &= a & b;
+                        mine &= mk_ll_get2(slot + (uint64_t)g * 2, mark, v[k][u][0], v[k][u][1]);
                     }
                 }
                 here = mk_ll_all(ar, w, mine);
@@ -194,9 +195,7 @@ template <bool F16> MK_DEV void mk_ll_sum(const struct mk_ar *ar, mk_ll_words *w
 #pragma unroll
                 for (int u = 0; u < U; u++)
                     if (r + k < t->nlocal)
-                        acc[u].add(
-                            mk_lot<8>::unpack(make_uint4(v[k][u][0], v[k][u][1], v[k][u][2], v[k][u][3])),
-                            r + k == 0);
+                        acc[u].add(mk_ll_unpack(v[k][u][0], v[k][u][1]), r + k == 0);
         }
 #pragma unroll
         for (int u = 0; u < U; u++)

@@ -181,6 +181,10 @@ MK_PTX void mk_cluster_send4(uint32_t addr, float a, float b, float c, float d, 
         "f"(a), "f"(b), "f"(c), "f"(d), "r"(bar)
         : "memory");
 }
+MK_PTX void mk_smem_load2(uint32_t (&v)[2], uint32_t addr)
+{
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v[0]), "=r"(v[1]) : "r"(addr) : "memory");
+}
 MK_PTX void mk_smem_load4(float (&v)[4], uint32_t addr)
 {
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"

@@ -71,7 +71,7 @@ static void slots(void **state)
                 }
             assert_true(at <= r.staging_bytes);
             if (r.ll_slot) { /* the largest N at 64 rows, and one group more */
-                const int64_t n = (int64_t)(r.ll_slot / 64 / MK_LL_GROUP_BYTES) * 8;
+                const int64_t n = (int64_t)(r.ll_slot / 64 / MK_LL_GROUP_BYTES) * 4;
                 assert_true(n == 0 || mk_ll_fits(&r, 64, n));
                 assert_false(mk_ll_fits(&r, 64, n + 1));
             }
