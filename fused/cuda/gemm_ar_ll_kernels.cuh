@@ -9,7 +9,6 @@
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 900
 #define MK_DEV_LANES 128
 #define MK_LL_WATCHER 160
-#define MK_LL_AT_ONCE 16
 #define MK_LOTS 1
 #include "tile/ptx_sm90.cuh"
 #include "tile/ll.cuh"
@@ -35,23 +34,32 @@ MK_DEV void mk_ll_send_tile(const mk_skinny_block<NT, S, TW> &b, const struct mk
                             uint32_t thread)
 {
     typedef typename mk_skinny_block<NT, S, TW>::template groups<RANK> mine;
-    const uint32_t half = thread % 16, row_groups = mk_ll_row_groups(ar->grid.n);
-    const int32_t n = b.n0 + (int32_t)half * 4;
+    constexpr int COUNT = mine::LAST - mine::FIRST; /* of 8 tokens each */
+    const struct mk_topo *t = &ar->rings.topo;
+    const uint32_t half = thread % 16, row = thread / 16, row_groups = mk_ll_row_groups(ar->grid.n);
+    const int32_t n = b.n0 + (int32_t)half * 4, token = mine::FIRST * 8 + (int32_t)row;
+    const int32_t tokens = n < b.p.n ? b.p.m - token : 0; /* left */
+    const uint64_t at = ((uint64_t)token * row_groups + (uint32_t)n / 4) * MK_LL_GROUP_BYTES;
+    const uint64_t stride = (uint64_t)row_groups * 8 * MK_LL_GROUP_BYTES;
+    uint32_t v[COUNT > 0 ? COUNT : 1][2];
 #pragma unroll
-    for (int i = 0; i < (mine::LAST - mine::FIRST) * 8; i += 8) {
-        const uint32_t row = (uint32_t)i + thread / 16;
-        const int32_t token = mine::FIRST * 8 + (int32_t)row;
-        if (token >= b.p.m || n >= b.p.n)
-            continue;
-        uint32_t v[2];
-        mk_smem_load2(v, b.stages + row * 128 + ((half / 2 ^ row % 8) << 4) + half % 2 * 8);
-        mk_ll_send(ar, position, (uint32_t)token * row_groups + (uint32_t)n / 4, v[0], v[1]);
+    for (int i = 0; i < COUNT; i++)
+        mk_smem_load2(v[i],
+                      b.stages + (uint32_t)i * 1024 + row * 128 + ((half / 2 ^ row) << 4) + half % 2 * 8);
+    MK_ROLLED
+    for (int32_t k = 1; k <= t->nlocal; k++) { /* the next rank first */
+        const int32_t to = t->local + k < t->nlocal ? t->local + k : t->local + k - t->nlocal;
+        uint8_t *p = (uint8_t *)mk_ll_at(ar, to, position) + at;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++, p += stride)
+            if (i * 8 < tokens)
+                mk_ll_put2((uint64_t *)p, v[i][0], v[i][1], mk_ll_mark(position));
     }
 }
 
 template <int NT, int S, int TW, int RANK, bool F16>
-MK_DEV void mk_ll_finish(const mk_skinny_block<NT, S, TW> &b, const struct mk_ar *ar, uint64_t position,
-                         uint32_t thread, float (&acc)[NT / 2])
+MK_DEV void mk_ll_send_sums(const mk_skinny_block<NT, S, TW> &b, const struct mk_ar *ar, uint64_t position,
+                            uint32_t thread, float (&acc)[NT / 2])
 {
     typedef typename mk_skinny_block<NT, S, TW>::template groups<RANK> mine;
     if (S > 1)
@@ -78,27 +86,33 @@ static __device__ __forceinline__ void mk_gemm_ar_ll_run(const mk_gemm_ar_ll &p)
         mk_tma_prefetch(&p.gemm.w);
         mk_tma_prefetch(&p.gemm.x);
         block.ask_ahead();
+    } else if (thread == MK_LL_WATCHER) {
+        mk_mbar_init(mk_smem(&words.entered), 1);
+        mk_mbar_init(mk_smem(&words.over), 1);
+        mk_mbar_init(mk_smem(&words.stop), 1);
+        mk_mbar_init(mk_smem(&words.watched), 1);
     }
     __syncthreads();
     if (S > 1)
         mk_cluster_arrive();
     mk_grid_wait();
     if (thread >= MK_LL_WATCHER) { /* a warp of its own: what it does would hold up the multiplication */
-        if (thread == MK_LL_WATCHER)
+        if (thread == MK_LL_WATCHER) {
             mk_ll_enter(ar, &words);
-        __syncwarp();
-        asm volatile("bar.arrive 2, %0;" ::"n"(MK_DEV_LANES + 32) : "memory");
-        if (thread == MK_LL_WATCHER)
-            while (!*(volatile int *)&words.over || words.headers != mk_ll_every_header(ar)) {
-                if (!mk_ll_stays(ar, words.block.blk.ticket) && words.headers == mk_ll_every_header(ar))
+            mk_mbar_arrive(mk_smem(&words.entered));
+            const bool stays = mk_ll_stays(ar, words.block.blk.ticket);
+            for (;;) {
+                const bool exchanged = words.headers == mk_ll_every_header(ar);
+                if (exchanged && (!stays || mk_mbar_test(mk_smem(&words.over), 0)))
                     break;
                 if (mk_ll_watch(ar, &words)) {
-                    *(volatile int *)&words.stop = 1;
+                    mk_mbar_arrive(mk_smem(&words.stop));
                     break;
                 }
             }
+            mk_mbar_arrive(mk_smem(&words.watched));
+        }
         __syncwarp();
-        asm volatile("bar.sync 3, %0;" ::"n"(MK_DEV_LANES + 32) : "memory");
         if (S > 1)
             mk_cluster_wait();
         return;
@@ -113,15 +127,15 @@ static __device__ __forceinline__ void mk_gemm_ar_ll_run(const mk_gemm_ar_ll &p)
     }
     float acc[NT / 2];
     block.template consume<F16>(acc, thread);
-    asm volatile("bar.sync 2, %0;" ::"n"(MK_DEV_LANES + 32) : "memory"); /* words */
+    mk_mbar_wait(mk_smem(&words.entered), 0);
     mk_ll_clear(ar, words.position);
     if (S > 1)
         mk_cluster_wait();
     if (S == 1 || block.rank == 0)
-        mk_ll_finish<NT, S, TW, 0, F16>(block, ar, words.position, thread, acc);
+        mk_ll_send_sums<NT, S, TW, 0, F16>(block, ar, words.position, thread, acc);
     else
-        mk_ll_finish<NT, S, TW, S - 1, F16>(block, ar, words.position, thread, acc);
-    mk_ll_end<F16>(ar, &words);
+        mk_ll_send_sums<NT, S, TW, S - 1, F16>(block, ar, words.position, thread, acc);
+    mk_ll_end<F16, NT == 8 ? 4 : NT == 16 ? 8 : 16>(ar, &words);
 }
 
 #define MK_AR_LL(layout, TW, type, NT, S)                                                                    \

@@ -6,7 +6,6 @@
 #include "tile/gemm_portable.cuh"
 #define MK_TILE_WIDTH 1
 #include "cuda/gemm_ar_block.cuh"
-#define MK_LL_AT_ONCE 4
 #include "tile/ll.cuh"
 
 MK_DEV void mk_ar_portable_tile(const struct mk_ar *ar, uint32_t tile)
@@ -59,7 +58,7 @@ static __device__ __forceinline__ void mk_ll_portable_run(const mk_ar &args)
         mk_ll_send_from_c(ar, words.position, t);
     }
     /* Sums go to C, which other blocks may still read: whoever has all ranks' words of a group has this rank's too. */
-    mk_ll_end<MK_TILE_F16 != 0>(ar, &words);
+    mk_ll_end<MK_TILE_F16 != 0, 4>(ar, &words);
 }
 
 #define MK_AR_PORTABLE(type)                                                                                 \

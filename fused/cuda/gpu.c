@@ -64,12 +64,12 @@ static int fill(struct mk_comm *comm)
     if (!err)
         err = g->cu->copy_to_device(g->memory, comm->memory.addr, r->fixed_bytes);
     free(zero);
-    const size_t ll = r->ll_slot ? 2 * (size_t)r->topo.nlocal * r->ll_slot + MK_LL_HEADS_BYTES : 0;
-    if (!err && ll) { /* no mark is 0 */
-        zero = calloc(1, ll);
+    if (!err && r->staging_bytes) { /* no mark of the latency path is 0 */
+        zero = calloc(1, r->staging_bytes);
         if (!zero)
-            return mk_fail(MK_ERR_NOMEM, "FUSED", "no memory to clear the latency path's region");
-        err = g->cu->copy_to_device(g->memory + r->fixed_bytes + r->ll_off, zero, ll);
+            return mk_fail(MK_ERR_NOMEM, "FUSED", "no memory to clear %llu bytes of staging memory",
+                           (unsigned long long)r->staging_bytes);
+        err = g->cu->copy_to_device(g->memory + r->fixed_bytes, zero, r->staging_bytes);
         free(zero);
     }
     return err ? mk_cuda_fail(err, "first state of a communicator") : 0;

@@ -7,15 +7,18 @@
 #include "ops/gemm_ar_ll_do.h"
 
 /* In shared memory. Waits are the block's business as a whole, in one of two ways:
- *   MK_LL_WATCHER (a thread number): that thread, which does nothing else, exchanges headers, looks for an abort and keeps the
- *                 deadline; warps that wait see `stop` (volatile), which it writes; it reads `over` of thread 0.
+ *   MK_LL_WATCHER (a thread number): that thread, which does nothing else, exchanges headers, looks for an abort and keeps
+ *                 the deadline. Barriers of one phase, each with one arrival: entered (watcher: the words are there), stop
+ *                 (watcher: aborted; warps that wait look at it), over (thread 0: nothing is waited for any more), watched
+ *                 (watcher: it is done with the words)
  *   otherwise     all threads vote after each poll, and thread 0 does that in between, now and then */
 struct mk_ll_words {
     mk_block_words block;
     uint64_t position, headers; /* mk_ll_headers */
     uint64_t left;              /* state->left, as it was */
     uint32_t polls;
-    int all, stop, over;
+    uint64_t entered, over, stop, watched; /* barriers, with a watcher */
+    int all;
 };
 
 MK_DEV void mk_ll_put2(uint64_t *at, uint32_t a, uint32_t b, uint32_t mark)
@@ -82,7 +85,7 @@ MK_DEV void mk_ll_enter(const struct mk_ar *ar, mk_ll_words *w)
     b->told_ns = 0;
     w->headers = mk_ll_no_headers(ar, &b->blk);
     w->polls = 1;
-    w->all = w->stop = w->over = 0;
+    w->all = 0;
     if (b->blk.ticket == 0)
         mk_st_rlx_sys_u64(&mk_gpu_of(ar)->words->begun, b->blk.epoch);
 }
@@ -111,7 +114,7 @@ MK_DEV int mk_ll_all(const struct mk_ar *ar, mk_ll_words *w, bool mine)
 #ifdef MK_LL_WATCHER
     if (mk_warp_all(mine))
         return 1;
-    return *(volatile int *)&w->stop ? -1 : 0;
+    return mk_mbar_test(mk_smem(&w->stop), 0) ? -1 : 0;
 #else
     if (__syncthreads_and(mine))
         return 1;
@@ -129,94 +132,103 @@ MK_DEV mk_lot<4> mk_ll_unpack(uint32_t a, uint32_t b)
     r.f[2] = mk_to_f32<MK_TILE_F16>((uint16_t)b), r.f[3] = mk_to_f32<MK_TILE_F16>((uint16_t)(b >> 16));
     return r;
 }
+/* A group's sum: epilogue, and into C, of which `cols` columns are left. */
 template <bool F16>
-MK_DEV void mk_ll_finish_group(const struct mk_ar *ar, uint32_t g, uint32_t row_groups, mk_lot<4> &x)
+MK_DEV void mk_ll_finish(const struct mk_ar *ar, mk_lot<4> &x, const float (&bias)[4], uint16_t *c,
+                         int32_t cols, bool aligned)
 {
-    const int32_t n = (int32_t)ar->grid.n;
-    const uint32_t row = g / row_groups;
-    const int32_t col = (int32_t)(g - row * row_groups) * 4;
-    uint16_t *c = (uint16_t *)ar->c + (int64_t)row * ar->ldc + col;
     if (ar->bias) {
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            x.f[i] += col + i < n ? mk_to_f32<F16>(((const uint16_t *)ar->bias)[col + i]) : 0;
+            x.f[i] += bias[i];
     }
 #pragma unroll 1
     for (int i = 0; ar->act && i < 4; i++)
         x.put(i, mk_activate(x.get(i), ar->act));
     const uint32_t w[2] = {mk_pack2<F16>(x.f[0], x.f[1]), mk_pack2<F16>(x.f[2], x.f[3])};
-    if (col + 4 <= n && (uint64_t)c % 8 == 0) {
+    if (cols >= 4 && aligned) {
         *(uint2 *)c = make_uint2(w[0], w[1]);
         return;
     }
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        if (col + i < n)
+        if (i < cols)
             c[i] = (uint16_t)(w[i / 2] >> i % 2 * 16);
 }
 
-/* All threads of a block that stays: its share of the sums. */
-template <bool F16> MK_DEV void mk_ll_sum(const struct mk_ar *ar, mk_ll_words *w)
+/* All threads of a block that stays: its share of the sums. The threads of all these blocks stand side by side in rows
+ * (as many as fit) over the groups of C's rows, so that a thread stays in its columns: next to nothing is left to compute
+ * for a group, which is what counts where a warp takes 6 cycles an instruction. */
+template <bool F16, int U> MK_DEV void mk_ll_sum(const struct mk_ar *ar, mk_ll_words *w)
 {
-    constexpr int U = MK_LL_AT_ONCE; /* groups of a thread at a time */
     const struct mk_topo *t = &ar->rings.topo;
-    const uint32_t row_groups = mk_ll_row_groups(ar->grid.n), groups = (uint32_t)ar->grid.m * row_groups;
+    const uint32_t row_groups = mk_ll_row_groups(ar->grid.n), mark = mk_ll_mark(w->position);
     const uint32_t all = mk_ll_staying(ar) * mk_lanes();
     const uint32_t me = ((uint32_t)ar->blocks - 1 - w->block.blk.ticket) * mk_lanes() + mk_lane();
-    const uint32_t mark = mk_ll_mark(w->position);
+    const uint32_t wide = row_groups < all ? row_groups : all, tall = all / wide; /* of the threads' rows */
+    const int32_t m = (int32_t)ar->grid.m, n = (int32_t)ar->grid.n;
+    const bool aligned = (uint64_t)ar->c % 8 == 0 && ar->ldc % 4 == 0;
     bool match = false; /* the heads: looked at together with the first words, used before those */
     int here = 1;
-    /* uniform: the vote is that of all who go through the loop; also where there is nothing to sum */
-    for (uint32_t step = 0; here > 0 && step < groups; step += all * U) {
-        mk_lot<4> acc[U];
+    /* uniform: the vote is that of all who go through the loops; also where there is nothing to sum */
+    for (uint32_t left = 0; here > 0 && left < row_groups; left += wide) {
+        const uint32_t group = left + me % wide;
+        const int32_t col = (int32_t)group * 4;
+        float bias[4] = {0, 0, 0, 0};
+        if (ar->bias)
+            for (int i = 0; i < 4; i++)
+                bias[i] = col + i < n ? mk_to_f32<F16>(((const uint16_t *)ar->bias)[col + i]) : 0;
+        for (int32_t top = 0; here > 0 && top < m; top += U * (int32_t)tall) {
+            const int32_t row = top + (int32_t)(me / wide);
+            const int32_t rows = me / wide < tall && group < row_groups ? m - row : 0; /* left */
+            const uint64_t at = ((uint64_t)row * row_groups + group) * MK_LL_GROUP_BYTES;
+            const uint64_t stride = (uint64_t)tall * row_groups * MK_LL_GROUP_BYTES;
+            mk_lot<4> acc[U];
 #pragma unroll 1
-        for (int32_t r = 0; here > 0 && r < t->nlocal;
-             r += 2) { /* two ranks at a time: their loads overlap */
-            uint32_t v[2][U][2] = {};
-            do {
-                bool mine = match || mk_ll_heads_match(ar, &w->block.blk, w->position);
+            for (int32_t r = 0; here > 0 && r < t->nlocal;
+                 r += 2) { /* two ranks at a time: their loads overlap */
+                uint32_t v[2][U][2] = {};
+                do {
+                    bool mine = match || mk_ll_heads_match(ar, &w->block.blk, w->position);
 #pragma unroll
-                for (int k = 0; k < 2; k++) {
-                    const uint64_t *slot =
-                        (const uint64_t *)(ar->staging + mk_ll_slot(&ar->rings, r + k, w->position));
+                    for (int k = 0; k < 2; k++) {
+                        const uint8_t *p = ar->staging + mk_ll_slot(&ar->rings, r + k, w->position) + at;
 #pragma unroll
-                    for (int u = 0; u < U; u++) {
-                        const uint32_t g = step + (uint32_t)u * all + me;
-                        if (g >= groups || r + k >= t->nlocal)
-                            continue;
-                        mine &= mk_ll_get2(slot + (uint64_t)g * 2, mark, v[k][u][0], v[k][u][1]);
+                        for (int u = 0; u < U; u++, p += stride)
+                            if (u * (int32_t)tall < rows && r + k < t->nlocal)
+                                mine &= mk_ll_get2((const uint64_t *)p, mark, v[k][u][0], v[k][u][1]);
                     }
-                }
-                here = mk_ll_all(ar, w, mine);
-            } while (!here);
-            match = true;
+                    here = mk_ll_all(ar, w, mine);
+                } while (!here);
+                match = true;
 #pragma unroll
-            for (int k = 0; k < 2; k++)
+                for (int k = 0; k < 2; k++)
 #pragma unroll
-                for (int u = 0; u < U; u++)
-                    if (r + k < t->nlocal)
-                        acc[u].add(mk_ll_unpack(v[k][u][0], v[k][u][1]), r + k == 0);
+                    for (int u = 0; u < U; u++)
+                        if (r + k < t->nlocal)
+                            acc[u].add(mk_ll_unpack(v[k][u][0], v[k][u][1]), r + k == 0);
+            }
+            uint16_t *c = (uint16_t *)ar->c + (int64_t)row * ar->ldc + col;
+#pragma unroll
+            for (int u = 0; u < U; u++, c += (int64_t)tall * ar->ldc)
+                if (here > 0 && u * (int32_t)tall < rows)
+                    mk_ll_finish<F16>(ar, acc[u], bias, c, n - col, aligned);
         }
-#pragma unroll
-        for (int u = 0; u < U; u++)
-            if (here > 0 && step + (uint32_t)u * all + me < groups)
-                mk_ll_finish_group<F16>(ar, step + (uint32_t)u * all + me, row_groups, acc[u]);
     }
 }
 
 /* All threads of the shared text, when the block has sent all of its tiles. */
-template <bool F16> MK_DEV void mk_ll_end(const struct mk_ar *ar, mk_ll_words *w)
+template <bool F16, int U> MK_DEV void mk_ll_end(const struct mk_ar *ar, mk_ll_words *w)
 {
     mk_block_words *b = &w->block;
     const bool stays = mk_ll_stays(ar, b->blk.ticket);
     if (stays)
-        mk_ll_sum<F16>(ar, w);
+        mk_ll_sum<F16, U>(ar, w);
     mk_block_sync();
 #ifdef MK_LL_WATCHER
     if (mk_lane() == 0)
-        *(volatile int *)&w->over = 1;
-    /* the watcher is done with the words */
-    asm volatile("bar.sync 3, %0;" ::"n"(MK_DEV_LANES + 32) : "memory");
+        mk_mbar_arrive(mk_smem(&w->over));
+    mk_mbar_wait(mk_smem(&w->watched), 0);
     if (mk_lane() == 0)
         mk_grid_launch_next(); /* this block waits for nobody any more */
 #else

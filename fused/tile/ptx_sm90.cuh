@@ -53,6 +53,18 @@ MK_PTX bool mk_mbar_try(uint32_t bar, uint32_t parity)
                  : "memory");
     return done != 0;
 }
+/* The same, but it never sleeps. */
+MK_PTX bool mk_mbar_test(uint32_t bar, uint32_t parity)
+{
+    uint32_t done;
+    asm volatile("{\n.reg .pred p;\n"
+                 "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                 "selp.b32 %0, 1, 0, p;\n}\n"
+                 : "=r"(done)
+                 : "r"(bar), "r"(parity)
+                 : "memory");
+    return done != 0;
+}
 MK_PTX void mk_mbar_wait(uint32_t bar, uint32_t parity)
 {
     while (!mk_mbar_try(bar, parity))
