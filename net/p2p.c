@@ -103,7 +103,7 @@ static int ctrl_new(struct mk_p2p_comm *c, size_t size)
     if (c->p->info.caps->shm_only) {
         const int ret = mk_shm_create("mkernel comm", size, &c->ctrl);
         if (ret)
-            return mk_p2p_no_files(ret);
+            return mk_p2p_no_files(ret, errno);
     } else {
         void *addr = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (addr == MAP_FAILED)

@@ -218,8 +218,9 @@ struct mk_p2p {
 #define MK_P2P_ID_SEND 16ull /* + index of the send */
 
 /* p2p_dev.c */
-/* Hands `ret` on; if it was for lack of file descriptors, says so with the limit. */
-int mk_p2p_no_files(int ret);
+/* Hands `ret` on; if it was for lack of file descriptors, says so with the limit: MK_ERR_SYSTEM. err: the errno of the
+ * failure, 0 if it is not known; what cannot be opened now counts too. */
+int mk_p2p_no_files(int ret, int err);
 
 /* p2p.c */
 int mk_p2p_progress(struct mk_p2p *p);

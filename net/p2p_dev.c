@@ -4,6 +4,7 @@
 #include "boot_sock.h"
 #include "boot_wire.h"
 #include "ifname.h"
+#include "rlimits.h"
 #include "mk/err.h"
 #include "mk/log.h"
 #include "p2p.h"
@@ -13,43 +14,41 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 #define FILES_WANTED 4096u
+#define FILES_LEAST 64u
 #define MEMLOCK_WANTED (64u << 20)
 #define MBPS_UNKNOWN 10000
 
-static uint64_t limit_of(int which)
+int mk_p2p_no_files(int ret, int err)
 {
-    struct rlimit l;
-    return getrlimit(which, &l) ? RLIM_INFINITY : l.rlim_cur;
-}
-
-int mk_p2p_no_files(int ret)
-{
-    if (ret && (errno == EMFILE || errno == ENFILE))
-        mk_fail(ret, "NET", "too many open files: this process may have %llu (ulimit -n)",
-                (unsigned long long)limit_of(RLIMIT_NOFILE));
-    return ret;
+    char text[MK_LIMITS_TEXT];
+    if (!ret || !(err == EMFILE || err == ENFILE || mk_limits_no_files()))
+        return ret;
+    mk_limits_files_text(text);
+    return mk_fail(MK_ERR_SYSTEM, "NET", "too many open files: %s", text);
 }
 
 static void say_limits(const struct mk_caps *caps)
 {
-    const uint64_t files = limit_of(RLIMIT_NOFILE), lock = limit_of(RLIMIT_MEMLOCK);
     const bool pins = !strcmp(caps->transport, "verbs") || !strncmp(caps->provider, "verbs", 5) ||
                       !strcmp(caps->provider, "efa");
-    if (files < FILES_WANTED)
-        MK_INFO(
-            "NET",
-            "this process may open %llu files (ulimit -n): enough for small jobs; large ones need %u or more",
-            (unsigned long long)files, FILES_WANTED);
-    if (pins && lock < MEMLOCK_WANTED)
-        MK_WARN("NET",
-                "only %llu KiB of memory may be locked (ulimit -l): registering buffers with the network "
-                "card will "
-                "fail; set it to unlimited",
-                (unsigned long long)lock >> 10);
+    const uint64_t files = mk_limits_files();
+    char text[MK_LIMITS_TEXT];
+    if (files < FILES_WANTED) {
+        const uint64_t left = mk_limits_files_left();
+        mk_limits_files_text(text);
+        if (left < FILES_LEAST)
+            MK_WARN("NET", "only %llu more files can be opened: %s", (unsigned long long)left, text);
+        else
+            MK_INFO("NET", "files enough for a job of some %llu processes: %s",
+                    (unsigned long long)left / MK_LIMITS_PER_PEER, text);
+    }
+    if (pins && mk_limits_memlock() < MEMLOCK_WANTED) {
+        mk_limits_memlock_text(text);
+        MK_WARN("NET", "registering buffers with the network card will fail: %s", text);
+    }
 }
 
 /* One number from a file of an interface in sysfs. */
@@ -86,9 +85,10 @@ static int fill_info(struct mk_p2p *p)
     struct mk_p2p_info *i = &p->info;
     const struct mk_caps *caps = mk_engine_caps(p->e);
     struct mk_ifaddr ifa;
+    errno = 0;
     const int ret = mk_ifname_choose(&p->s, &ifa);
     if (ret)
-        return ret;
+        return mk_p2p_no_files(ret, errno);
     const bool loop = !strcmp(caps->transport, "loop");
     i->caps = caps;
     snprintf(i->interface, sizeof(i->interface), "%s", ifa.name);
@@ -124,7 +124,7 @@ int mk_p2p_open(const struct mk_settings *s, struct mk_p2p **out)
     if (!ret)
         ret = mk_engine_open(s, &p->e);
     if (ret) {
-        mk_p2p_no_files(ret);
+        ret = mk_p2p_no_files(ret, errno);
         goto free_device;
     }
     ret = fill_info(p);

@@ -52,6 +52,7 @@ struct mk_p2p_meet {
     struct mk_p2p_witness *witness;
     bool warmed, said;
     uint64_t patience_ns, warm_ns; /* of WARM: how long, since when */
+    uint64_t broken_ns;            /* when the link broke for the first time */
     char name[80];
 };
 
@@ -62,7 +63,7 @@ struct mk_p2p_listener {
     struct mk_p2p_handle handle;
     struct mk_p2p_meet *meets;
     int nmeets;
-    bool full_said;
+    uint64_t full_ns; /* since when no descriptor is free for a connection; 0: one is */
 };
 
 static uint64_t check_of(const struct mk_p2p_handle *h)
@@ -125,12 +126,13 @@ static int next_step(struct mk_p2p_meet *m, enum step step)
 static int do_link(struct mk_p2p_meet *m, const struct mk_p2p_side *peer)
 {
     int ret = mk_link_connect(m->comm->l, &peer->addr);
-    if (ret == MK_ERR_AGAIN)
+    if (ret == MK_ERR_AGAIN) {
         mk_p2p_progress(m->p);
-    if (ret)
         return ret;
-    ret = mk_p2p_comm_join(m->comm, peer);
-    return ret ? ret : next_step(m, m->connects ? WARM : SAY);
+    }
+    if (!ret)
+        ret = mk_p2p_comm_join(m->comm, peer);
+    return ret ? mk_p2p_no_files(ret, 0) : next_step(m, m->connects ? WARM : SAY);
 }
 
 static int warm_put(struct mk_p2p_meet *m)
@@ -170,9 +172,19 @@ static int do_warm(struct mk_p2p_meet *m)
     return next_step(m, MET);
 }
 
-/* From the beginning, on the connecting side. */
-static void again(struct mk_p2p_meet *m)
+/* From the beginning, on the connecting side; not for longer than MK_TIMEOUT since it broke for the first time. */
+static int again(struct mk_p2p_meet *m)
 {
+    const uint64_t now = mk_time_ns();
+    char text[200] = "the first words over it got lost";
+    m->broken_ns = m->broken_ns ? m->broken_ns : now;
+    if (now - m->broken_ns > m->p->timeout_ns) {
+        mk_link_error(m->comm->l, text);
+        return mk_p2p_no_files(mk_fail(MK_ERR_TIMEOUT, "NET",
+                                       "the connection to %s broke again and again for MK_TIMEOUT (%g s): %s",
+                                       m->comm->name, m->p->s.timeout, text),
+                               0);
+    }
     mk_p2p_comm_free(m->comm);
     mk_p2p_witness_put(m->p, m->witness);
     mk_boot_fd_close(m->fd);
@@ -182,6 +194,7 @@ static void again(struct mk_p2p_meet *m)
     m->warmed = false;
     memset(&m->reply, 0, sizeof(m->reply));
     next_step(m, DIAL);
+    return MK_ERR_AGAIN;
 }
 
 /* Takes the comm out of a meeting that is over. */
@@ -241,7 +254,7 @@ static int do_dial(struct mk_p2p_meet *m)
     snprintf(who, sizeof(who), "process %d at %.40s", m->handle.pid, m->name);
     ret = mk_p2p_comm_new(p, true, who, &h->side, &m->comm);
     if (ret)
-        return ret;
+        return mk_p2p_no_files(ret, 0);
     m->comm->l->quiet = true;
     const struct mk_caps *caps = p->info.caps;
     h->magic = MK_P2P_MAGIC;
@@ -322,9 +335,8 @@ static int drive_connect(struct mk_p2p_meet *m)
         m->warm_ns = 0;
     }
     if (ret == BROKEN) {
-        again(m);
         m->warm_ns = 0;
-        ret = MK_ERR_AGAIN;
+        ret = again(m);
     }
     if (ret != MK_ERR_AGAIN)
         return ret;
@@ -463,8 +475,10 @@ static int hear_hello(struct mk_p2p_meet *m, const struct mk_p2p_listener *l)
     if (ret)
         return ret;
     ret = mk_p2p_comm_new(m->p, false, h->side.name, &m->reply.side, &m->comm);
-    if (ret)
+    if (ret) {
+        ret = mk_p2p_no_files(ret, 0);
         return refuse(m, ret, mk_last_error());
+    }
     m->comm->l->quiet = true;
     fill_reply(m, 0, "");
     choose_witness(m);
@@ -493,24 +507,36 @@ static int drive_accept(struct mk_p2p_meet *m, const struct mk_p2p_listener *l)
         return ret;
     say_refused(m->p, m->name,
                 m->step == HEAR ? "it said nothing within MK_TIMEOUT" : "it did not go on within MK_TIMEOUT");
-    return MK_ERR_TIMEOUT;
+    return m->step == HEAR ? MK_ERR_TIMEOUT : mk_p2p_no_files(MK_ERR_TIMEOUT, 0);
 }
 
-static void take_in(struct mk_p2p_listener *l)
+/* A connection waits, or may wait, and no descriptor is free for it: others may give some back, but not for ever. */
+static int no_room(struct mk_p2p_listener *l)
+{
+    const uint64_t now = mk_time_ns();
+    if (l->full_ns && now - l->full_ns <= l->p->timeout_ns)
+        return MK_ERR_AGAIN;
+    const int ret = mk_p2p_no_files(MK_ERR_SYSTEM, EMFILE);
+    if (l->full_ns)
+        return ret;
+    l->full_ns = now;
+    return MK_ERR_AGAIN;
+}
+
+static int take_in(struct mk_p2p_listener *l)
 {
     while (l->nmeets < PENDING_MAX) {
         char name[80];
         const int fd = mk_p2p_sock_accept(l->fd, name);
-        if (fd < 0 && (errno == EMFILE || errno == ENFILE) && !l->full_said) {
-            l->full_said = true;
-            mk_p2p_no_files(MK_ERR_SYSTEM);
-        }
+        if (fd < 0 && (errno == EMFILE || errno == ENFILE))
+            return no_room(l);
+        l->full_ns = 0;
         if (fd < 0)
-            return;
+            return MK_ERR_AGAIN;
         struct mk_p2p_meet *m = meet_new(l->p, false);
         if (!m) {
             mk_boot_fd_close(fd);
-            return;
+            return MK_ERR_AGAIN;
         }
         m->fd = fd;
         memcpy(m->name, name, sizeof(m->name));
@@ -518,12 +544,12 @@ static void take_in(struct mk_p2p_listener *l)
         l->meets = m;
         l->nmeets++;
     }
+    return MK_ERR_AGAIN;
 }
 
 static int accept_locked(struct mk_p2p_listener *l, struct mk_p2p_comm **out)
 {
-    int ret = MK_ERR_AGAIN;
-    take_in(l);
+    int ret = take_in(l);
     for (struct mk_p2p_meet **at = &l->meets, *m; ret == MK_ERR_AGAIN && (m = *at);) {
         int now = drive_accept(m, l);
         if (now == MK_ERR_AGAIN) {
@@ -532,6 +558,8 @@ static int accept_locked(struct mk_p2p_listener *l, struct mk_p2p_comm **out)
         }
         if (!now)
             ret = take_comm(m, out);
+        else if (now == MK_ERR_SYSTEM || now == MK_ERR_NOMEM)
+            ret = now; /* the right one was turned away for want of something here: it does not come again */
         *at = m->next;
         meet_free(m);
         l->nmeets--;

@@ -254,8 +254,9 @@ static int make_shadow(struct mk_p2p_comm *c, struct mk_p2p_mr *m)
     if (!ret)
         ret = mk_engine_reg(p->e, m->shadow.addr, m->len, &m->shadow, &m->shadow_mr);
     if (ret) {
+        ret = mk_p2p_no_files(ret, 0);
         mk_shm_release(&m->shadow);
-        return ret;
+        return mk_p2p_comm_fail(c, ret, "memory that %s may write: %s", c->name, mk_last_error());
     }
     mk_mr_key(m->shadow_mr, &m->key);
     return 0;

@@ -33,7 +33,7 @@ static int import(struct mk_p2p_comm *c, const struct mk_p2p_mail *m, struct mk_
     if (!f->mem) {
         const int ret = mk_link_import(c->l, &m->key, &f->mem);
         if (ret)
-            return mk_p2p_comm_fail(c, ret == MK_ERR_NOMEM ? ret : MK_ERR_PEER,
+            return mk_p2p_comm_fail(c, ret == MK_ERR_NOMEM || ret == MK_ERR_SYSTEM ? ret : MK_ERR_PEER,
                                     "memory that %s announced: %s", c->name, mk_last_error());
     }
     f->key = m->key;

@@ -54,15 +54,14 @@ int mk_p2p_sock_listen(const struct mk_settings *s, struct mk_p2p_handle *h, int
     errno = 0;
     ret = mk_ifname_choose(s, &ifa);
     if (ret)
-        return mk_p2p_no_files(ret);
+        return mk_p2p_no_files(ret, errno);
     const int fd = socket_new(ifa.addr.ss_family);
     if (fd < 0 || mk_ports_bind(fd, (struct sockaddr *)&ifa.addr, ifa.len, &ports) || listen(fd, SOMAXCONN) ||
         getsockname(fd, (struct sockaddr *)&a, &len)) {
         const int err = errno;
         ret = mk_fail(MK_ERR_SYSTEM, "NET", "listening on interface %s%s%s: %s", ifa.name,
                       ports.low ? ", MK_PORTS=" : "", s->ports, strerror(err));
-        errno = err;
-        mk_p2p_no_files(ret);
+        ret = mk_p2p_no_files(ret, err);
         mk_boot_fd_close(fd);
         return ret;
     }
@@ -89,9 +88,7 @@ int mk_p2p_sock_dial(const struct mk_p2p_handle *h, int *out, char name[80])
     const int fd = socket_new(a.ss_family);
     if (fd < 0) {
         const int err = errno;
-        const int ret = mk_fail(MK_ERR_SYSTEM, "NET", "a socket to %s: %s", name, strerror(err));
-        errno = err;
-        return mk_p2p_no_files(ret);
+        return mk_p2p_no_files(mk_fail(MK_ERR_SYSTEM, "NET", "a socket to %s: %s", name, strerror(err)), err);
     }
     mk_boot_tune(fd);
     if (connect(fd, (struct sockaddr *)&a, len) && errno != EINPROGRESS) {

@@ -15,6 +15,7 @@
 #include "mk/err.h"
 #include "mk/log.h"
 #include "mk/param.h"
+#include "net/rlimits.h"
 #include "net/ports.h"
 #include <errno.h>
 #include <assert.h>
@@ -37,6 +38,16 @@ static int fail(const struct mk_ofi_dev *d, const char *what, ssize_t err)
 {
     return mk_fail(MK_ERR_NET, "NET", "ofi: %s: %s: %s", d->info->fabric_attr->prov_name, what,
                    d->lib->strerror((int)-err));
+}
+
+/* A card's provider pins. */
+static int fail_reg(const struct mk_ofi_dev *d, ssize_t err)
+{
+    char text[MK_LIMITS_TEXT] = "";
+    if (!d->base.caps.late_writes)
+        mk_limits_memlock_text(text);
+    return mk_fail(MK_ERR_NET, "NET", "ofi: %s: registering memory: %s%s%s", d->info->fabric_attr->prov_name,
+                   d->lib->strerror((int)-err), text[0] ? "; " : "", text);
 }
 
 static void close_fid(struct fid *f)
@@ -356,7 +367,7 @@ static int reg(struct mk_dev *dev, void *addr, size_t len, const struct mk_shm *
         fi_mr_reg(d->domain, addr, len, FI_WRITE | FI_REMOTE_WRITE, 0, d->next_key++, 0, &m->mr, NULL);
     if (err) {
         free(m);
-        return fail(d, "registering memory", err);
+        return fail_reg(d, err);
     }
     m->base.dev = dev;
     m->base.addr = addr;

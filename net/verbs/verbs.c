@@ -16,6 +16,7 @@
 #include "mk/err.h"
 #include "mk/log.h"
 #include "mk/param.h"
+#include "net/rlimits.h"
 #include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -34,8 +35,11 @@
 
 int mk_verbs_fail(const struct mk_verbs_dev *d, const char *what, int err)
 {
-    return mk_fail(MK_ERR_NET, "NET", "verbs: %s: %s: %s%s", d->name, what, strerror(err),
-                   err == ENOMEM || err == EAGAIN ? " (ulimit -l, locked memory, may be too small)" : "");
+    char text[MK_LIMITS_TEXT] = "";
+    if (err == ENOMEM || err == EAGAIN || err == EPERM)
+        mk_limits_memlock_text(text);
+    return mk_fail(MK_ERR_NET, "NET", "verbs: %s: %s: %s%s%s", d->name, what, strerror(err),
+                   text[0] ? "; " : "", text);
 }
 
 /* ---- device ---- */
@@ -157,8 +161,9 @@ static int reg(struct mk_dev *dev, void *addr, size_t len, const struct mk_shm *
         return mk_fail(MK_ERR_NOMEM, "NET", "verbs: no memory for a registration");
     m->mr = d->lib->reg_mr(d->pd, addr, len, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
     if (!m->mr) {
+        const int err = errno;
         free(m);
-        return mk_verbs_fail(d, "registering memory", errno);
+        return mk_verbs_fail(d, "registering memory", err);
     }
     m->base.dev = dev;
     m->base.addr = addr;

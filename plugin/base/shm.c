@@ -56,10 +56,10 @@ int mk_shm_import(const struct mk_shm_ref *ref, struct mk_shm *out)
     char path[64];
     struct stat st;
     snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)ref->pid, (int)ref->fd);
-    const int fd = open(path, O_RDWR | O_CLOEXEC);
+    const int fd = open(path, O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
     if (fd < 0)
-        return mk_fail(MK_ERR_SYSTEM, "BASE", "shared memory of process %d (%s): %s", (int)ref->pid, path,
-                       strerror(errno));
+        return mk_fail(errno == EMFILE || errno == ENFILE ? MK_ERR_SYSTEM : MK_ERR_PEER, "BASE",
+                       "shared memory of process %d (%s): %s", (int)ref->pid, path, strerror(errno));
     if (fstat(fd, &st) || (uint64_t)st.st_ino != ref->inode || (uint64_t)st.st_size != ref->size) {
         close(fd);
         return mk_fail(MK_ERR_PEER, "BASE", "shared memory of process %d is not what it announced",

@@ -6,12 +6,14 @@
 #include "mk/err.h"
 #include "mk/param.h"
 #include "net/verbs/verbs.h"
+#include "tests/net/limit_help.h"
 #include "tests/net/pair.h"
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -145,6 +147,42 @@ static void wrong_key(void **state)
     expect(A, MK_ERR_NET, "remote access error", until_error(A, B));
     assert_int_equal(B->flags[0], 1 - 8ull);
     expect(B, MK_ERR_NET, ":", until_error(B, NULL));
+}
+
+/* Registers more than RLIMIT_MEMLOCK allows, in a process without the privilege: refused, with the limit, its value and
+ * the remedy; less than that is taken. */
+static int register_much(void)
+{
+    enum { BYTES = 8 << 20 };
+    struct mk_engine *e;
+    struct mk_mr *mr = NULL;
+    void *memory = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED || may_lock(0) || mk_engine_open_with(&set, &mk_verbs_ops, "immediate", &e) ||
+        soft_limit(RLIMIT_MEMLOCK, 1 << 20, NULL))
+        return 1;
+    const int ret = mk_engine_reg(e, memory, BYTES, NULL, &mr);
+    print_message("    %s\n", mk_last_error());
+    if (ret != MK_ERR_NET || !strstr(mk_last_error(), " 1024 KiB (RLIMIT_MEMLOCK)") ||
+        !strstr(mk_last_error(), "ulimit -l unlimited"))
+        return 2;
+    if (mk_engine_reg(e, memory, 64 << 10, NULL, &mr))
+        return 3;
+    mk_mr_dereg(mr);
+    mk_engine_close(e);
+    return 0;
+}
+
+static void locked_memory(void **state)
+{
+    int status = -1;
+    (void)state;
+    const pid_t child =
+        fork(); /* the device is opened without the privilege: a change later is an error of its own */
+    assert_true(child >= 0);
+    if (child == 0)
+        _exit(register_much());
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
 }
 
 static int run(const char *what, const char *state)
@@ -320,8 +358,14 @@ int main(int argc, char **argv)
     mk_engine_close(e);
 #define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
-        T(queue_pair_error), T(queue_pair_error_of_the_receiver), T(no_receives), T(wrong_key), T(link_flap),
-        T(link_down),        cmocka_unit_test(killed_peer),
+        T(queue_pair_error),
+        T(queue_pair_error_of_the_receiver),
+        T(no_receives),
+        T(wrong_key),
+        T(link_flap),
+        T(link_down),
+        cmocka_unit_test(locked_memory),
+        cmocka_unit_test(killed_peer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -15,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static char warning[512];
+static char warning[512], warnings[16384]; /* the last one; as many as there is room for */
 static bool loud;
 
 uint64_t now_ns(void)
@@ -70,8 +70,11 @@ void logger(int level, unsigned long flags, const char *file, int line, const ch
     va_start(ap, fmt);
     vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
-    if (level == MK_NCCL_LOG_WARN)
+    if (level == MK_NCCL_LOG_WARN) {
         snprintf(warning, sizeof(warning), "%.500s", text);
+        const size_t n = strlen(warnings);
+        snprintf(warnings + n, sizeof(warnings) - n, "%s\n", text);
+    }
     if (loud)
         printf("    log %d %s:%d %s\n", level, file ? file : "", line, text);
 }
@@ -79,6 +82,11 @@ void logger(int level, unsigned long flags, const char *file, int line, const ch
 const char *last_warning(void)
 {
     return warning;
+}
+
+bool warned(const char *text)
+{
+    return strstr(warnings, text) != NULL;
 }
 
 void rank_open(struct rank *r)
@@ -230,8 +238,8 @@ static unsigned versions_of(const struct options *o)
 
 static int run_all(const struct options *o)
 {
-    static const struct test_case *const lists[] = {cases_table, cases_side,  cases_data,
-                                                    cases_life,  cases_churn, cases_list};
+    static const struct test_case *const lists[] = {cases_table, cases_side, cases_data,  cases_life,
+                                                    cases_churn, cases_list, cases_limits};
     const unsigned mask = versions_of(o);
     int ran = 0, failed = 0, skipped = 0;
     if (!mask) {

@@ -13,7 +13,8 @@
  *   harness_data.c   sizes, order, requests in flight, groups
  *   harness_life.c   connecting, closing, dying, strangers, threads
  *   harness_churn.c  many communicators, one after another
- *   harness_list.c   a list of plugins; everything unloaded between two communicators */
+ *   harness_list.c   a list of plugins; everything unloaded between two communicators
+ *   harness_limits.c few files */
 #pragma once
 #include "tests/plugin/caller.h"
 
@@ -61,7 +62,7 @@ struct test_case {
 };
 /* end: name NULL */
 extern const struct test_case cases_table[], cases_side[], cases_data[], cases_life[], cases_churn[],
-    cases_list[];
+    cases_list[], cases_limits[];
 
 /* ---- harness.c ---- */
 _Noreturn void broken(const struct rank *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
@@ -75,6 +76,8 @@ void logger(int level, unsigned long flags, const char *file, int line, const ch
     __attribute__((format(printf, 5, 6)));
 /* Text of the last WARN line of this process, "" if there was none. */
 const char *last_warning(void);
+/* Was this part of any of them? */
+bool warned(const char *text);
 
 /* ---- harness_churn.c ---- */
 int open_files(void); /* of this process */
