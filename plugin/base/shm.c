@@ -19,7 +19,7 @@ int mk_shm_create(const char *what, size_t size, struct mk_shm *out)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     size = (size + page - 1) / page * page;
-    const int fd = memfd_create(what, MFD_CLOEXEC);
+    const int fd = memfd_create(what, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0)
         return mk_fail(MK_ERR_SYSTEM, "BASE", "memfd for %s: %s", what, strerror(errno));
     if (ftruncate(fd, (off_t)size)) {
@@ -27,7 +27,9 @@ int mk_shm_create(const char *what, size_t size, struct mk_shm *out)
         close(fd);
         return ret;
     }
-    void *addr = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    void *addr = fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK) /* who maps it is never left without its pages */
+                     ? MAP_FAILED
+                     : mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (addr == MAP_FAILED) {
         const int ret =
             mk_fail(MK_ERR_NOMEM, "BASE", "mapping %zu bytes for %s: %s", size, what, strerror(errno));
@@ -60,7 +62,9 @@ int mk_shm_import(const struct mk_shm_ref *ref, struct mk_shm *out)
     if (fd < 0)
         return mk_fail(errno == EMFILE || errno == ENFILE ? MK_ERR_SYSTEM : MK_ERR_PEER, "BASE",
                        "shared memory of process %d (%s): %s", (int)ref->pid, path, strerror(errno));
-    if (fstat(fd, &st) || (uint64_t)st.st_ino != ref->inode || (uint64_t)st.st_size != ref->size) {
+    const int seals = fcntl(fd, F_GET_SEALS); /* -1: no memfd */
+    if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(fd, &st) || (uint64_t)st.st_ino != ref->inode ||
+        (uint64_t)st.st_size != ref->size) {
         close(fd);
         return mk_fail(MK_ERR_PEER, "BASE", "shared memory of process %d is not what it announced",
                        (int)ref->pid);
