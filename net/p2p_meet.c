@@ -123,6 +123,15 @@ static int next_step(struct mk_p2p_meet *m, enum step step)
 
 /* ---- steps of both sides ---- */
 
+/* What the other side says of itself makes no sense, or something is missing here. Who accepts says so when it refuses. */
+static int no_link(struct mk_p2p_meet *m, int ret)
+{
+    char text[300];
+    ret = mk_p2p_no_files(ret == MK_ERR_INVALID ? MK_ERR_PEER : ret, 0);
+    snprintf(text, sizeof(text), "%s", mk_last_error());
+    return m->connects ? mk_fail(ret, "NET", "connecting to %s: %s", m->comm->name, text) : ret;
+}
+
 static int do_link(struct mk_p2p_meet *m, const struct mk_p2p_side *peer)
 {
     int ret = mk_link_connect(m->comm->l, &peer->addr);
@@ -132,7 +141,7 @@ static int do_link(struct mk_p2p_meet *m, const struct mk_p2p_side *peer)
     }
     if (!ret)
         ret = mk_p2p_comm_join(m->comm, peer);
-    return ret ? mk_p2p_no_files(ret, 0) : next_step(m, m->connects ? WARM : SAY);
+    return ret ? no_link(m, ret) : next_step(m, m->connects ? WARM : SAY);
 }
 
 static int warm_put(struct mk_p2p_meet *m)

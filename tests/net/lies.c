@@ -60,8 +60,7 @@ static int serve(struct half *h)
     return 0;
 }
 
-/* A connection without lies, on the same devices: the victim's still works. */
-static int honest(struct half *h, struct victim *v)
+int lies_honest(struct half *h, struct victim *v)
 {
     struct mk_p2p_req *r, *s;
     int got = 0;
@@ -162,7 +161,7 @@ static int announce(struct half *h)
         CHECK_OK(serve(h));
         for (size_t i = 0; told->result == MK_NCCL_INVALID_USAGE && i < VICTIM_SEND; i++)
             CHECK(memory[i] == 0);
-        return honest(h, NULL);
+        return lies_honest(h, NULL);
     }
     CHECK_OK(victim_open(h, &v));
     CHECK_OK(victim_join(h, &v));
@@ -174,7 +173,7 @@ static int announce(struct half *h)
     CHECK(!told->result || ret == told->result);
     CHECK(!ret || strstr(victim_warnings(), told->text[0] ? told->text : "m"));
     CHECK_OK(half_step(h));
-    CHECK_OK(honest(h, &v));
+    CHECK_OK(lies_honest(h, &v));
     CHECK_OK(victim_whole(&v, 5000, 1000));
     return victim_close(&v);
 }
@@ -238,7 +237,7 @@ static int send_lie(struct half *h)
         CHECK_OK(half_join(h));
         CHECK_OK(lie_sent(h));
         CHECK_OK(serve(h));
-        return honest(h, NULL);
+        return lies_honest(h, NULL);
     }
     CHECK_OK(victim_open(h, &v));
     CHECK_OK(victim_join(h, &v));
@@ -249,7 +248,7 @@ static int send_lie(struct half *h)
     CHECK(ret == said->result && strstr(victim_warnings(), said->text));
     CHECK_OK(victim_whole(&v, place, ret ? 0 : size));
     CHECK_OK(half_step(h));
-    CHECK_OK(honest(h, &v));
+    CHECK_OK(lies_honest(h, &v));
     return victim_close(&v);
 }
 
@@ -291,7 +290,7 @@ static int beyond_key(struct half *h)
         far->len = 1ull << 40; /* its own check is put aside */
         CHECK_OK(put(c, MK_P2P_SEND_EAGER_AT, 4096, far, VICTIM_MEMORY - 10, MK_P2P_RECV_FULL));
         CHECK_OK(serve(h));
-        return honest(h, NULL);
+        return lies_honest(h, NULL);
     }
     CHECK_OK(victim_open(h, &v));
     CHECK_OK(victim_join(h, &v));
@@ -307,7 +306,7 @@ static int beyond_key(struct half *h)
     CHECK(!done && (!ret || ret == MK_NCCL_REMOTE_ERROR || ret == MK_NCCL_SYSTEM_ERROR));
     CHECK_OK(victim_whole(&v, 0, 0));
     CHECK_OK(half_step(h));
-    CHECK_OK(honest(h, &v));
+    CHECK_OK(lies_honest(h, &v));
     return victim_close(&v);
 }
 
@@ -334,14 +333,14 @@ static int stray_notes(struct half *h)
         CHECK_OK(post_send(c, h->mem, 5000, 0, h->tx_mr, &s));
         CHECK_OK(finish(s, NULL));
         CHECK_OK(serve(h));
-        return honest(h, NULL);
+        return lies_honest(h, NULL);
     }
     CHECK_OK(victim_open(h, &v));
     CHECK_OK(victim_join(h, &v));
     CHECK(!victim_receives(&v, 100000, 5000, 0, &got) && got == 5000);
     CHECK_OK(victim_whole(&v, 100000, 5000));
     CHECK_OK(half_step(h));
-    CHECK_OK(honest(h, &v));
+    CHECK_OK(lies_honest(h, &v));
     return victim_close(&v);
 }
 
@@ -358,7 +357,7 @@ static int false_goodbye(struct half *h)
         pthread_mutex_unlock(&h->p->lock);
         CHECK_OK(ret);
         CHECK_OK(serve(h));
-        return honest(h, NULL);
+        return lies_honest(h, NULL);
     }
     CHECK_OK(victim_open(h, &v));
     CHECK_OK(victim_join(h, &v));
@@ -368,7 +367,7 @@ static int false_goodbye(struct half *h)
     CHECK(victim_receives(&v, 0, 300000, 0, NULL) == MK_NCCL_REMOTE_ERROR);
     CHECK(strstr(victim_warnings(), "has closed the connection"));
     CHECK_OK(half_step(h));
-    CHECK_OK(honest(h, &v));
+    CHECK_OK(lies_honest(h, &v));
     return victim_close(&v);
 }
 
@@ -384,9 +383,11 @@ CASE(false_goodbye)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_announced), cmocka_unit_test(test_sent),
-                                       cmocka_unit_test(test_beyond_key), cmocka_unit_test(test_stray_notes),
-                                       cmocka_unit_test(test_false_goodbye)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_announced),     cmocka_unit_test(test_sent),
+        cmocka_unit_test(test_beyond_key),    cmocka_unit_test(test_stray_notes),
+        cmocka_unit_test(test_false_goodbye), cmocka_unit_test(lies_handles),
+        cmocka_unit_test(lies_hello),         cmocka_unit_test(lies_reply)};
     if (argc < 3)
         return 2;
     lies_plugin = argv[1];

@@ -4,6 +4,7 @@
  * process 1 speaks the wire format of net/p2p_wire.h by the message layer's own parts, and changes what it likes.
  *
  *   lies.c         lies over a connection: mailbox, keys, sizes, notes
+ *   lies_meet.c    lies while meeting: handles, hello, reply
  *   lies_help.c    the victim, and a go-between that changes bytes of a TCP connection */
 #pragma once
 #include "tests/net/p2p_help.h"
@@ -51,3 +52,11 @@ struct between {
 };
 int between_start(struct between *b, uint8_t handle[MK_P2P_HANDLE]);
 void between_stop(struct between *b);
+
+/* A connection and a message each way without lies, on the same devices: the victim's still works. v: NULL in the liar. */
+int lies_honest(struct half *h, struct victim *v);
+
+/* lies_meet.c: cases */
+void lies_hello(void **state);
+void lies_reply(void **state);
+void lies_handles(void **state);
