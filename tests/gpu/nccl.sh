@@ -152,6 +152,7 @@ sockets() {
 }
 
 nets=${NETS:-loop ofi}
+quiet=INIT,NET,GRAPH # no line for every call
 for part in $parts; do
     case $part in
     self | plugin | coll | lives | abort | list | again)
@@ -162,8 +163,8 @@ for part in $parts; do
             done
         done
         ;;
-    paced) paced ;;
-    sockets) sockets ;;
+    paced) NCCL_DEBUG_SUBSYS=$quiet paced ;;
+    sockets) NCCL_DEBUG_SUBSYS=$quiet sockets ;;
     *) echo "no part $part" && exit 2 ;;
     esac
 done
