@@ -22,6 +22,7 @@
 #include "mk/log.h"
 #include "p2p.h"
 #include "p2p_sock.h"
+#include "rlimits.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,7 +34,8 @@
 #define SAY_EVERY_NS 30000000000ull
 #define PATIENCE_NS 500000000ull /* in WARM, the first time */
 
-#define BROKEN 1 /* the link broke in WARM */
+#define AGAIN_TIMES 4 /* MK_TIMEOUT */
+#define BROKEN 1      /* the link broke in WARM */
 
 enum step { DIAL, SAY, HEAR, LINK, WARM, MET };
 
@@ -181,17 +183,18 @@ static int do_warm(struct mk_p2p_meet *m)
     return next_step(m, MET);
 }
 
-/* From the beginning, on the connecting side; not for longer than MK_TIMEOUT since it broke for the first time. */
+/* From the beginning, on the connecting side; not for ever, and with no descriptor left not for longer than MK_TIMEOUT
+ * since it broke for the first time. (Where both sides have lost a connection, some providers need several tries.) */
 static int again(struct mk_p2p_meet *m)
 {
     const uint64_t now = mk_time_ns();
     char text[200] = "the first words over it got lost";
     m->broken_ns = m->broken_ns ? m->broken_ns : now;
-    if (now - m->broken_ns > m->p->timeout_ns) {
+    if (now - m->broken_ns > (mk_limits_no_files() ? 1 : AGAIN_TIMES) * m->p->timeout_ns) {
         mk_link_error(m->comm->l, text);
         return mk_p2p_no_files(mk_fail(MK_ERR_TIMEOUT, "NET",
-                                       "the connection to %s broke again and again for MK_TIMEOUT (%g s): %s",
-                                       m->comm->name, m->p->s.timeout, text),
+                                       "the connection to %s broke again and again for %.0f s: %s",
+                                       m->comm->name, (double)(now - m->broken_ns) * 1e-9, text),
                                0);
     }
     mk_p2p_comm_free(m->comm);
