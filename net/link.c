@@ -8,6 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define CUT_POLLS 100 /* after which a transport has also read what had come in */
+#define CUT_NS 500000000ull
+
 uint32_t mk_link_pending(const struct mk_link *l)
 {
     return l->pending;
@@ -213,6 +216,27 @@ void mk_link_free(struct mk_link *l)
     free(l->credit);
     free(l->op);
     free(l);
+}
+
+bool mk_link_cut(struct mk_link *l)
+{
+    struct mk_engine *e = l->e;
+    const uint64_t end = mk_time_ns() + CUT_NS;
+    int left = e->ops->cut ? e->ops->cut(l->conn) : 0;
+    if (left <= 0)
+        return false;
+    e->busy++; /* nobody frees a link meanwhile */
+    for (struct mk_link *other = e->links; other; other = other->next)
+        if (!other->error && e->ops->cut_breaks(l->conn, other->conn))
+            mk_link_fail(other, MK_ERR_PEER, "%s: the connections with %s were cut: %s did not stop writing",
+                         e->caps.transport, other->name, l->name);
+    for (int after = 0; after < CUT_POLLS && mk_time_ns() < end; after += left == 0) {
+        if (mk_engine_progress(e) < 0)
+            break;
+        left = left ? e->ops->cut(l->conn) : 0;
+    }
+    e->busy--;
+    return left == 0;
 }
 
 void mk_link_close(struct mk_link *l)

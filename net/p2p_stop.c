@@ -7,7 +7,9 @@
  *              connection of the network, which other comms use too, never sees a key that is gone
  *   sender     what was handed to the network leaves the source first
  *
- * A peer that is alive answers within microseconds. Nobody waits for another one longer than STOP_NS. */
+ * A peer that is alive answers within microseconds. Nobody waits for another one longer than STOP_NS: where the network
+ * has a means to, its connections are cut then, those of other comms and of other processes at its address too. Where it
+ * has none (provider shm), what the peer does later is written. */
 #include "engine.h"
 #include "boot_sock.h"
 #include "mk/err.h"
@@ -79,6 +81,25 @@ static bool settle(struct mk_p2p_comm *c, const struct mk_p2p_mr *m)
     return gone;
 }
 
+/* A receiver whose peer is alive and silent: it may be in the middle of a message. A sender's memory is only read. */
+static void cut_off(struct mk_p2p_comm *c)
+{
+    if (!c->rx)
+        return;
+    if (mk_link_cut(c->l))
+        MK_WARN(
+            "NET",
+            "%s does not answer, and may be in the middle of a message to memory that is deregistered here: "
+            "all connections with its address are cut",
+            c->name);
+    else
+        MK_WARN(
+            "NET",
+            "%s does not answer; should it be in the middle of a message, and go on with it later, memory "
+            "that was deregistered here may be written",
+            c->name);
+}
+
 /* What was not handed to the network never will be. */
 static void drop_waiting(struct mk_p2p_tx *tx)
 {
@@ -100,11 +121,7 @@ void mk_p2p_stop(struct mk_p2p_comm *c, const struct mk_p2p_mr *m)
     if (quiet && reaches(c, m) && !mk_link_error(c->l, NULL)) {
         quiet = settle(c, m);
         if (!quiet)
-            MK_WARN("NET",
-                    "%s does not answer; should it be in the middle of a message, and go on with it later, "
-                    "memory "
-                    "that was deregistered here may be written",
-                    c->name);
+            cut_off(c);
     }
     if (c->rx)
         c->stopped = true;

@@ -134,6 +134,10 @@ int mk_ofi_poll(struct mk_dev *dev, struct mk_wc *wcs, int max);
 int mk_ofi_block_add(struct mk_ofi_dev *d);
 void mk_ofi_forget(struct mk_ofi_conn *c); /* its operations end in silence */
 
+/* ofi_cut.c */
+int mk_ofi_cut(struct mk_conn *conn);
+bool mk_ofi_cut_breaks(const struct mk_conn *conn, const struct mk_conn *other);
+
 /* ofi.c */
 void mk_ofi_destroy(struct mk_ofi_dev *d);
 

@@ -353,6 +353,67 @@ static int late_write(struct half *h)
     return 0;
 }
 
+/* Until the other side has said that it saw what it had to see; the network is kept going. */
+static int serve(struct half *h)
+{
+    char c = 'x';
+    const uint64_t end = mk_time_ns() + 20000000000ull;
+    if (send(h->fd, &c, 1, MSG_NOSIGNAL) != 1)
+        return 1;
+    while (recv(h->fd, &c, 1, MSG_DONTWAIT) != 1) {
+        pthread_mutex_lock(&h->p->lock);
+        mk_p2p_progress(h->p);
+        pthread_mutex_unlock(&h->p->lock);
+        if (mk_time_ns() > end)
+            return 1;
+    }
+    return 0;
+}
+
+/* As late_write, but the peer stands still in the middle of its message, longer than anybody waits for it, and goes on
+ * later. */
+static int stopped_peer(struct half *h)
+{
+    const size_t n = HALF_BYTES / 2;
+    struct mk_p2p_req *s, *r;
+    bool done = false;
+    int ret = 0;
+    pid_t me = getpid(), peer = 0;
+    CHECK_OK(half_join(h));
+    memset(h->mem, 0x77, n);
+    memset(half_in(h), 0x11, n);
+    CHECK_OK(half_swap(h, &me, &peer, sizeof(me)));
+    uint8_t *mem = h->mem, *in = half_in(h);
+    if (h->who) {
+        CHECK_OK(post_send(h->tx, h->mem, n, 0, h->tx_mr, &s));
+        while (!done && !ret)
+            ret = mk_p2p_test(s, &done, NULL);
+        CHECK(!ret || ret == MK_ERR_ABORTED || lost(ret));
+    } else {
+        CHECK_OK(post_recv(h->rx, in, n, 0, h->rx_mr, &r));
+        const uint64_t end = mk_time_ns() + 10000000000ull;
+        while (__atomic_load_n(&in[n / 4], __ATOMIC_RELAXED) != 0x77 && !done) {
+            CHECK_OK(mk_p2p_test(r, &done, NULL));
+            CHECK(mk_time_ns() < end);
+        }
+        CHECK(!kill(peer, SIGSTOP));
+        mk_p2p_dereg(h->rx, h->rx_mr);
+        memset(in, 0x3c, n);
+        CHECK(!kill(peer, SIGCONT));
+    }
+    CHECK_OK(serve(h));
+    half_part(h);
+    h->mem = NULL;
+    CHECK_OK(half_join(h)); /* the same devices go on */
+    CHECK_OK(post_send(h->tx, h->mem, 500000, 0, h->tx_mr, &s));
+    CHECK_OK(post_recv(h->rx, half_in(h), 500000, 0, h->rx_mr, &r));
+    CHECK_OK(finish_two(s, r, NULL));
+    for (size_t i = 0; !h->who && i < n; i++)
+        CHECK(in[i] == 0x3c);
+    munmap(mem, HALF_BYTES);
+    return half_step(h);
+}
+
 /* ---- lies ---- */
 
 static int put(struct mk_p2p_comm *c, uint64_t from, uint32_t len, uint64_t to, uint32_t note)
@@ -370,23 +431,6 @@ static int put(struct mk_p2p_comm *c, uint64_t from, uint32_t len, uint64_t to, 
     const int ret = mk_p2p_put(c, &put, 1);
     pthread_mutex_unlock(&c->p->lock);
     return ret;
-}
-
-/* Until the other side has said that it saw what it had to see; the network is kept going. */
-static int serve(struct half *h)
-{
-    char c = 'x';
-    const uint64_t end = mk_time_ns() + 20000000000ull;
-    if (send(h->fd, &c, 1, MSG_NOSIGNAL) != 1)
-        return 1;
-    while (recv(h->fd, &c, 1, MSG_DONTWAIT) != 1) {
-        pthread_mutex_lock(&h->p->lock);
-        mk_p2p_progress(h->p);
-        pthread_mutex_unlock(&h->p->lock);
-        if (mk_time_ns() > end)
-            return 1;
-    }
-    return 0;
 }
 
 /* Process 1 announces what it does not have. */
@@ -570,6 +614,7 @@ CASE(killed_receiver, 0)
 CASE(killed_parent, 0)
 CASE(taken_away, 1)
 CASE(late_write, 1)
+CASE(stopped_peer, 1)
 CASE(lie_place, 1)
 CASE(lie_wrap, 1)
 CASE(lie_count, 1)
@@ -589,11 +634,12 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_close_in_flight), cmocka_unit_test(test_last_words),
         cmocka_unit_test(test_killed_receiver), cmocka_unit_test(test_killed_parent),
         cmocka_unit_test(test_taken_away),      cmocka_unit_test(test_late_write),
-        cmocka_unit_test(test_lie_place),       cmocka_unit_test(test_lie_wrap),
-        cmocka_unit_test(test_lie_count),       cmocka_unit_test(test_lie_none),
-        cmocka_unit_test(test_lie_memory),      cmocka_unit_test(test_lie_small),
-        cmocka_unit_test(test_lie_size),        cmocka_unit_test(test_no_files),
-        cmocka_unit_test(test_few_ports),       cmocka_unit_test(test_threads)};
+        cmocka_unit_test(test_stopped_peer),    cmocka_unit_test(test_lie_place),
+        cmocka_unit_test(test_lie_wrap),        cmocka_unit_test(test_lie_count),
+        cmocka_unit_test(test_lie_none),        cmocka_unit_test(test_lie_memory),
+        cmocka_unit_test(test_lie_small),       cmocka_unit_test(test_lie_size),
+        cmocka_unit_test(test_no_files),        cmocka_unit_test(test_few_ports),
+        cmocka_unit_test(test_threads)};
     transport = argc > 1 ? argv[1] : "loop";
     if (argc > 2 && !strncmp(transport, "gpu", 3)) { /* MKNIC comes next; over loop */
         const int ret = half_gpu(transport, argv[2]);
