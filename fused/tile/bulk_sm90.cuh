@@ -68,17 +68,6 @@ MK_DEV void mk_smem_store(uint32_t at, const uint4 &v)
                  : "memory");
 }
 
-/* Two sums of 16 bits. */
-template <bool F16> static __device__ __forceinline__ uint32_t mk_add2_of(uint32_t a, uint32_t b)
-{
-    uint32_t v;
-    if (F16)
-        asm("add.rn.f16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
-    else
-        asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
-    return v;
-}
-
 struct mk_bulk { /* of one warp */
     const struct mk_ar *ar;
     const struct mk_op *op;

@@ -156,6 +156,26 @@ MK_DEV void mk_ll_finish(const struct mk_ar *ar, mk_lot<4> &x, const float (&bia
             c[i] = (uint16_t)(w[i / 2] >> i % 2 * 16);
 }
 
+/* Two ranks' groups without epilogue: the sum of the type of C is the fp32 sum rounded once, bit by bit (bulk_sm90.cuh).
+ * A fifth of the instructions. */
+template <bool F16, int U>
+MK_DEV bool mk_ll_pairs(const struct mk_ar *ar, const uint32_t (&v)[2][U][2], uint16_t *c, int64_t step,
+                        int32_t rows, int32_t tall, bool whole)
+{
+#ifdef MK_LL_WATCHER
+    if (ar->rings.topo.nlocal != 2 || ar->bias || ar->act || !whole)
+        return false;
+#pragma unroll
+    for (int u = 0; u < U; u++, c += step)
+        if (u * tall < rows)
+            *(uint2 *)c =
+                make_uint2(mk_add2_of<F16>(v[0][u][0], v[1][u][0]), mk_add2_of<F16>(v[0][u][1], v[1][u][1]));
+    return true;
+#else
+    return false;
+#endif
+}
+
 /* All threads of a block that stays: its share of the sums. The threads of all these blocks stand side by side in rows
  * (as many as fit) over the groups of C's rows, so that a thread stays in its columns: next to nothing is left to compute
  * for a group, which is what counts where a warp takes 6 cycles an instruction. */
@@ -174,6 +194,7 @@ template <bool F16, int U> MK_DEV void mk_ll_sum(const struct mk_ar *ar, mk_ll_w
     for (uint32_t left = 0; here > 0 && left < row_groups; left += wide) {
         const uint32_t group = left + me % wide;
         const int32_t col = (int32_t)group * 4;
+        const bool whole = aligned && col + 4 <= n;
         float bias[4] = {0, 0, 0, 0};
         if (ar->bias)
             for (int i = 0; i < 4; i++)
@@ -184,6 +205,8 @@ template <bool F16, int U> MK_DEV void mk_ll_sum(const struct mk_ar *ar, mk_ll_w
             const uint64_t at = ((uint64_t)row * row_groups + group) * MK_LL_GROUP_BYTES;
             const uint64_t stride = (uint64_t)tall * row_groups * MK_LL_GROUP_BYTES;
             mk_lot<4> acc[U];
+            uint16_t *c = (uint16_t *)ar->c + (int64_t)row * ar->ldc + col;
+            bool done = false;
 #pragma unroll 1
             for (int32_t r = 0; here > 0 && r < t->nlocal;
                  r += 2) { /* two ranks at a time: their loads overlap */
@@ -201,6 +224,10 @@ template <bool F16, int U> MK_DEV void mk_ll_sum(const struct mk_ar *ar, mk_ll_w
                     here = mk_ll_all(ar, w, mine);
                 } while (!here);
                 match = true;
+                done = here > 0 &&
+                       mk_ll_pairs<F16, U>(ar, v, c, (int64_t)tall * ar->ldc, rows, (int32_t)tall, whole);
+                if (done)
+                    break;
 #pragma unroll
                 for (int k = 0; k < 2; k++)
 #pragma unroll
@@ -208,10 +235,11 @@ template <bool F16, int U> MK_DEV void mk_ll_sum(const struct mk_ar *ar, mk_ll_w
                         if (r + k < t->nlocal)
                             acc[u].add(mk_ll_unpack(v[k][u][0], v[k][u][1]), r + k == 0);
             }
-            uint16_t *c = (uint16_t *)ar->c + (int64_t)row * ar->ldc + col;
+            if (done || here < 0)
+                continue;
 #pragma unroll
             for (int u = 0; u < U; u++, c += (int64_t)tall * ar->ldc)
-                if (here > 0 && u * (int32_t)tall < rows)
+                if (u * (int32_t)tall < rows)
                     mk_ll_finish<F16>(ar, acc[u], bias, c, n - col, aligned);
         }
     }

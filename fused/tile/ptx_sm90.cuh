@@ -273,3 +273,16 @@ MK_PTX uint64_t mk_wgmma_desc(uint32_t addr, uint32_t lbo, uint32_t sbo)
     return (uint64_t)((addr & 0x3ffff) >> 4) | (uint64_t)((lbo & 0x3ffff) >> 4) << 16 |
            (uint64_t)((sbo & 0x3ffff) >> 4) << 32 | 1ull << 62;
 }
+
+/* ---- arithmetic ---- */
+
+/* Two sums of 16 bits. */
+template <bool F16> static __device__ __forceinline__ uint32_t mk_add2_of(uint32_t a, uint32_t b)
+{
+    uint32_t v;
+    if (F16)
+        asm("add.rn.f16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
+    else
+        asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(v) : "r"(a), "r"(b));
+    return v;
+}
