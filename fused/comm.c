@@ -55,6 +55,9 @@ int mk_comm_fail(struct mk_comm *comm, int code, bool tell, const char *fmt, ...
 
 int mk_comm_check(struct mk_comm *comm)
 {
+    /* Whoever has seen the stream end asks: it must not depend on when the watching thread looked last. */
+    if (comm->gpu && comm->gpu->words)
+        mk_gpu_report(comm);
     const int code = -(int)__atomic_load_n(&comm->abort_word, __ATOMIC_ACQUIRE);
     if (!code)
         return 0;

@@ -2,6 +2,7 @@
  * Copyright mKernel authors */
 /* CPU executor: a pool of block threads, and the loop that a block runs through one launch. A block never waits
  * inside a task; with nothing to do it yields some times, then sleeps on the bell of its rank, with deadlines. */
+#define MK_PEERS_ELSEWHERE /* in processes of their own: see dev_cpu.h */
 #include "comm.h"
 #include "mk/err.h"
 #include "mk/log.h"

@@ -75,6 +75,8 @@ void mk_gpu_bind(struct mk_comm *comm, struct mk_ar *ar);
 
 /* watch.c: starts and ends the watching thread. */
 int mk_gpu_watch(struct mk_comm *comm);
+/* Has a block reported a failure? It does before its kernel ends, and from then on calls see it: any thread. */
+void mk_gpu_report(struct mk_comm *comm);
 void mk_gpu_unwatch(struct mk_gpu *g);
 
 /* Blocks of a fused kernel. */

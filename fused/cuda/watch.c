@@ -79,7 +79,7 @@ static void describe(const struct mk_comm *comm, const uint64_t *what, char *tex
     }
 }
 
-static void report(struct mk_comm *comm)
+void mk_gpu_report(struct mk_comm *comm)
 {
     const struct mk_gpu_words *w = comm->gpu->words;
     const int code = -(int)__atomic_load_n(&w->failed, __ATOMIC_ACQUIRE);
@@ -184,13 +184,13 @@ static void *watch_main(void *arg)
     struct mk_comm *comm = arg;
     const struct timespec nap = {0, WATCH_NS};
     while (!__atomic_load_n(&comm->gpu->stop, __ATOMIC_ACQUIRE)) {
-        report(comm);
+        mk_gpu_report(comm);
         tell_left(comm);
         if (!__atomic_load_n(&comm->abort_word, __ATOMIC_ACQUIRE))
             look_at_wait(&s);
         nanosleep(&nap, NULL);
     }
-    report(comm);
+    mk_gpu_report(comm);
     return NULL;
 }
 

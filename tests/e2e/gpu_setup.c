@@ -3,6 +3,8 @@
 /* Set-up and end of a communicator on GPUs, over the stand-in for the driver: two processes, each with a GPU. Every call
  * of the driver fails once, on one rank: all ranks get the error and nothing is left. Memory that a peer still has
  * mapped outlives its communicator, not longer. Nothing is launched: tests/gpu does that. */
+#include "comm.h"
+#include "cuda/gpu.h"
 #include "job.h"
 #include "mk/cuda.h"
 #include "mk/fused.h"
@@ -213,6 +215,40 @@ static void a_k_too_large_on_one_rank_is_told_to_all(void **state)
     job_destroy(j);
 }
 
+/* What a block reported before its kernel ended is there for the next question: nothing else need have run. */
+static int reported(struct job *j, int rank)
+{
+    mk_comm_t comm;
+    int error = 0;
+    use_gpu(rank);
+    int ret = mk_comm_init_env(&comm, NULL);
+    if (ret)
+        return job_failed(j, rank, ret);
+    if (rank == 0) {
+        mk_gpu_unwatch(comm->gpu);
+        mk_comm_get_async_error(comm, &ret);
+        comm->gpu->words->what[MK_WHAT_KIND] = MK_AR_REDUCE;
+        __atomic_store_n(&comm->gpu->words->failed, (uint64_t)-MK_ERR_TIMEOUT, __ATOMIC_RELEASE);
+        mk_comm_get_async_error(comm, &error);
+    }
+    for (int i = 0; i < 10000 && !error && rank; i++) {
+        usleep(500);
+        mk_comm_get_async_error(comm, &error);
+    }
+    job_failed(j, rank, error);
+    mk_comm_destroy(comm);
+    return ret ? 25 : 0;
+}
+
+static void a_report_is_seen_at_once(void **state)
+{
+    (void)state;
+    struct job *j = job_create(1, 2, 30);
+    job_run(j, reported, NULL);
+    expect(j, MK_ERR_TIMEOUT, "a block's report");
+    job_destroy(j);
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -221,6 +257,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_gpu_is_shared_by_permission),
         cmocka_unit_test(mapped_memory_outlives_its_communicator),
         cmocka_unit_test(a_k_too_large_on_one_rank_is_told_to_all),
+        cmocka_unit_test(a_report_is_seen_at_once),
     };
     setenv("MK_NET", "loop", 1);
     setenv("MK_TIMEOUT", "10", 1);
