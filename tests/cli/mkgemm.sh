@@ -229,6 +229,7 @@ test_outputs() {
 
 test_terminal() {
     command -v script >/dev/null || { echo "skip: cli.mkgemm.terminal: no script(1)"; exit 77; }
+    script -qec true /dev/null >/dev/null 2>&1 </dev/null || { echo "skip: cli.mkgemm.terminal: no pseudo-terminals here"; exit 77; }
     make 64,64,64
     timeout 30 script -qec "$bin/mkgemm --a A.npy --b B.npy --out C.npy" /dev/null >out 2>err </dev/null
     rc=$?

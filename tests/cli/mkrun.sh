@@ -227,6 +227,7 @@ test_streams() {
 # On a terminal rank 0 has one too: its progress is shown at once and erased by the next line, whoever writes it.
 test_terminal() {
     command -v script >/dev/null || { echo "skip: cli.mkrun.terminal: no script(1)"; exit 77; }
+    script -qec true /dev/null >/dev/null 2>&1 </dev/null || { echo "skip: cli.mkrun.terminal: no pseudo-terminals here"; exit 77; }
     cat >program <<'END'
 [ -t 2 ] && echo "terminal $MK_RANK"
 [ -t 1 ] && echo "wrong: stdout of $MK_RANK"

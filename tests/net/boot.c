@@ -3,6 +3,7 @@
 /* Bootstrap over real sockets, ranks as threads: meeting, all-gathers, disagreement, aborts, ends. */
 #include "boot_help.h"
 #include "mk/err.h"
+#include <netdb.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -107,6 +108,13 @@ static void spellings(void **state)
             print_message("no IPv6 here: [::1] is left out\n");
             continue;
         }
+        struct addrinfo *known = NULL;
+        if (!i && getaddrinfo(hosts[i], NULL, NULL, &known)) { /* a bare system without /etc/hosts */
+            print_message("the name localhost is not known here: it is left out\n");
+            continue;
+        }
+        if (known)
+            freeaddrinfo(known);
         help_job_init(&j, BY_ROOT, 3, 20);
         const int port = help_port();
         for (int r = 0; r < 3; r++)
