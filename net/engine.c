@@ -143,8 +143,9 @@ static int keep_mr(struct mk_engine *e, struct mk_mr *mr, struct mk_mr **out)
 {
     struct mk_mr **list = realloc(e->mr, (e->nmr + 1) * sizeof(struct mk_mr *));
     if (!list) {
+        const size_t len = mr->len;
         e->ops->dereg(mr);
-        return mk_fail(MK_ERR_NOMEM, "NET", "registering %zu bytes", mr->len);
+        return mk_fail(MK_ERR_NOMEM, "NET", "registering %zu bytes", len);
     }
     e->mr = list;
     e->mr[e->nmr++] = mr;

@@ -149,6 +149,7 @@ int mk_p2p_comm_new(struct mk_p2p *p, bool sends, const char *peer_name, struct 
     if (!c)
         return mk_fail(MK_ERR_NOMEM, "NET", "a connection to %s", peer_name);
     c->p = p;
+    c->ctrl.fd = -1;
     c->nnotes = sends ? MK_P2P_SEND_NOTES : MK_P2P_RECV_NOTES;
     c->life = sends ? MK_P2P_SEND_LIFE : MK_P2P_RECV_LIFE;
     snprintf(c->name, sizeof(c->name), "%s", peer_name);

@@ -38,7 +38,7 @@ static int send_request(struct mk_loop_nic *n, const struct mk_nic_request *q, c
         h->cmsg_len = CMSG_LEN(sizeof(int) * (size_t)nfds);
         memcpy(CMSG_DATA(h), fds, sizeof(int) * (size_t)nfds);
     }
-    return sendmsg(n->fd, &m, MSG_NOSIGNAL) == sizeof(*q) ? 0 : -1;
+    return sendmsg(n->fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof(*q) ? 0 : -1;
 }
 
 /* One request, one reply, at most MK_TIMEOUT. */

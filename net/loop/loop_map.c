@@ -9,7 +9,8 @@
 int mk_loop_map_get(struct mk_loop_dev *d, const struct mk_shm_ref *ref, struct mk_loop_map **out)
 {
     for (struct mk_loop_map *m = d->maps; m; m = m->next)
-        if (m->ref.pid == ref->pid && m->ref.inode == ref->inode) {
+        if (m->ref.pid == ref->pid && m->ref.inode == ref->inode &&
+            m->ref.size == ref->size) { /* else: a lie */
             m->refs++;
             *out = m;
             return 0;

@@ -22,7 +22,7 @@
 #include <stdint.h>
 
 #define MK_NIC_MAGIC 0x6d6b4e31u /* "mkN1" */
-#define MK_NIC_VERSION 1u
+#define MK_NIC_VERSION 2u
 #define MK_NIC_RING 1024u
 #define MK_NIC_GRANTS 4096u /* a client */
 #define MK_NIC_SEGMENTS 16  /* pieces of one address range, each an allocation of its own */

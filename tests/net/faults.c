@@ -4,6 +4,7 @@
 #include "mk/err.h"
 #include "mk/param.h"
 #include "net/loop/loop.h"
+#include "net/loop/loop_state.h"
 #include "tests/net/pair.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -220,13 +221,39 @@ static void lost_completion_through_the_proxy(void **state)
     assert_int_equal(done, 0);
 }
 
+/* Memory that is mapped already, announced again as larger than it is: not taken from what is mapped. */
+static void mapped_memory_does_not_grow(void **state)
+{
+    static struct mk_loop_dev d;
+    struct mk_loop_map *first, *again, *larger = NULL;
+    struct mk_shm shm;
+    struct mk_shm_ref ref;
+    (void)state;
+    assert_int_equal(mk_shm_create("small", 4096, &shm), 0);
+    mk_shm_ref(&shm, &ref);
+    assert_int_equal(mk_loop_map_get(&d, &ref, &first), 0);
+    assert_int_equal(mk_loop_map_get(&d, &ref, &again), 0);
+    assert_ptr_equal(first, again);
+    ref.size = 1ull << 40;
+    assert_int_not_equal(mk_loop_map_get(&d, &ref, &larger), 0);
+    assert_null(larger);
+    mk_loop_map_put(&d, again);
+    mk_loop_map_put(&d, first);
+    assert_null(d.maps);
+    mk_shm_release(&shm);
+}
+
 int main(void)
 {
 #define T(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
-        T(lost_completion), T(failed_write),
-        T(stalled),         T(dead),
-        T(delayed),         T(lost_completion_through_the_proxy),
+        T(lost_completion),
+        T(failed_write),
+        T(stalled),
+        T(dead),
+        T(delayed),
+        T(lost_completion_through_the_proxy),
+        cmocka_unit_test(mapped_memory_does_not_grow),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -92,7 +92,7 @@ struct announced {
     const char *what;
     uint32_t count, mr, bytes; /* of the entry that are written */
     uint64_t offset, size;
-    int key;    /* -1: the true one; 0..7: this word of it is all ones; 8: zeros */
+    int key; /* -1: the true one; 0..7: this word of it is all ones; 8: zeros; 9: two entries of one number, two keys */
     int result; /* NCCL's code; 0: an error or none */
     const char *text;
 };
@@ -110,6 +110,7 @@ static const struct announced announced[] = {
     {"too little", 1, 0, LINE, 0, VICTIM_SEND - 1, -1, MK_NCCL_INVALID_USAGE, "larger than the"},
     {"a part of an entry", 1, 0, 16, 0, VICTIM_SEND, -1, MK_NCCL_REMOTE_ERROR, "memory that"},
     {"an empty key", 1, 0, LINE, 0, VICTIM_SEND, 8, MK_NCCL_REMOTE_ERROR, "memory that"},
+    {"one number twice", 2, 0, 2 * LINE, 0, VICTIM_SEND, 9, MK_NCCL_REMOTE_ERROR, "which is in use"},
     {"key, word 0", 1, 0, LINE, 0, VICTIM_SEND, 0, MK_NCCL_REMOTE_ERROR, "memory that"},
     {"key, word 1", 1, 0, LINE, 0, VICTIM_SEND, 1, 0, ""},
     {"key, word 2", 1, 0, LINE, 0, VICTIM_SEND, 2, 0, ""},
@@ -155,8 +156,15 @@ static int announce(struct half *h)
             CHECK_OK(share(h, &memory, &m->key));
         if (told->key == 8)
             memset(&m->key, 0, sizeof(m->key));
-        else if (told->key >= 0)
+        else if (told->key >= 0 && told->key < 8)
             memset((uint8_t *)&m->key + 8 * told->key, 0xff, 8);
+        if (told->key == 9) { /* the first for a message that does not come, so that its place stays in use */
+            m[1] = m[0];
+            m[0].tag = 77;
+            m[1].key = h->tx_mr->key;
+            if (c->p->info.caps->shm_only)
+                CHECK_OK(share(h, &memory, &m[1].key));
+        }
         CHECK_OK(put(c, MK_P2P_RECV_MAIL_AT, told->bytes, c->peer, MK_P2P_SEND_MAIL_AT, 0));
         CHECK_OK(serve(h));
         for (size_t i = 0; told->result == MK_NCCL_INVALID_USAGE && i < VICTIM_SEND; i++)
