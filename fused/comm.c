@@ -56,7 +56,7 @@ int mk_comm_fail(struct mk_comm *comm, int code, bool tell, const char *fmt, ...
 int mk_comm_check(struct mk_comm *comm)
 {
     /* Whoever has seen the stream end asks: it must not depend on when the watching thread looked last. */
-    if (comm->gpu && comm->gpu->words)
+    if (comm->gpu && comm->gpu->words && comm->pid == getpid())
         mk_gpu_report(comm);
     const int code = -(int)__atomic_load_n(&comm->abort_word, __ATOMIC_ACQUIRE);
     if (!code)
@@ -441,7 +441,9 @@ int mk_comm_destroy(mk_comm_t comm)
     const bool mine = comm->pid == getpid();
     if (mine)
         mk_gpu_drain(comm);
-    mk_boot_destroy(comm->boot); /* good-bye first: what the network says afterwards is no failure */
+    if (mine && comm->gpu)
+        mk_gpu_unwatch(comm->gpu); /* it uses the bootstrap */
+    mk_boot_destroy(comm->boot);   /* good-bye first: what the network says afterwards is no failure */
     if (mine)
         tell_local_peers(comm, MK_GONE_LEFT);
     mk_gpu_stop(comm);

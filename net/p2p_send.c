@@ -27,8 +27,8 @@ static int import(struct mk_p2p_comm *c, const struct mk_p2p_mail *m, struct mk_
     }
     struct mk_p2p_far *f = &tx->mem[m->mr];
     if (f->mem && memcmp(&f->key, &m->key, sizeof(f->key))) { /* the number now names other memory */
-        for (int i = 0; i < MK_P2P_MAIL;
-             i++) /* a receiver keeps a number while it waits for something there */
+        /* A receiver keeps a number while it waits for something there. */
+        for (uint32_t i = 0; i < MK_P2P_MAIL; i++)
             if (tx->offer[i].open && tx->offer[i].mem == f->mem)
                 return mk_p2p_comm_fail(c, MK_ERR_PEER,
                                         "%s announced other memory as number %u, which is in use", c->name,

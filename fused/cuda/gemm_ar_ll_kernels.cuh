@@ -59,7 +59,7 @@ MK_DEV void mk_ll_send_tile(const mk_skinny_block<NT, S, TW> &b, const struct mk
 
 template <int NT, int S, int TW, int RANK, bool F16>
 MK_DEV void mk_ll_send_sums(const mk_skinny_block<NT, S, TW> &b, const struct mk_ar *ar, uint64_t position,
-                            uint32_t thread, float (&acc)[NT / 2])
+                            uint32_t thread, float (&acc)[NT / 2], bool sends)
 {
     typedef typename mk_skinny_block<NT, S, TW>::template groups<RANK> mine;
     if (S > 1)
@@ -69,7 +69,8 @@ MK_DEV void mk_ll_send_sums(const mk_skinny_block<NT, S, TW> &b, const struct mk
     mk_block_sync(); /* all warps are done with the pipeline */
     b.template pack<RANK, F16>(acc, thread);
     mk_block_sync();
-    mk_ll_send_tile<NT, S, TW, RANK>(b, ar, position, thread);
+    if (sends)
+        mk_ll_send_tile<NT, S, TW, RANK>(b, ar, position, thread);
 }
 
 template <int NT, int S, int TW, bool F16>
@@ -101,7 +102,9 @@ static __device__ __forceinline__ void mk_gemm_ar_ll_run(const mk_gemm_ar_ll &p)
             mk_ll_enter(ar, &words);
             mk_mbar_arrive(mk_smem(&words.entered));
             const bool stays = mk_ll_stays(ar, words.block.blk.ticket);
-            for (;;) {
+            if (words.block.aborted)
+                mk_mbar_arrive(mk_smem(&words.stop));
+            while (!words.block.aborted) {
                 const bool exchanged = words.headers == mk_ll_every_header(ar);
                 if (exchanged && (!stays || mk_mbar_test(mk_smem(&words.over), 0)))
                     break;
@@ -128,13 +131,14 @@ static __device__ __forceinline__ void mk_gemm_ar_ll_run(const mk_gemm_ar_ll &p)
     float acc[NT / 2];
     block.template consume<F16>(acc, thread);
     mk_mbar_wait(mk_smem(&words.entered), 0);
+    const bool sends = !words.block.aborted;
     mk_ll_clear(ar, words.position);
     if (S > 1)
         mk_cluster_wait();
     if (S == 1 || block.rank == 0)
-        mk_ll_send_sums<NT, S, TW, 0, F16>(block, ar, words.position, thread, acc);
+        mk_ll_send_sums<NT, S, TW, 0, F16>(block, ar, words.position, thread, acc, sends);
     else
-        mk_ll_send_sums<NT, S, TW, S - 1, F16>(block, ar, words.position, thread, acc);
+        mk_ll_send_sums<NT, S, TW, S - 1, F16>(block, ar, words.position, thread, acc, sends);
     mk_ll_end<F16, NT == 8 ? 4 : NT == 16 ? 8 : 16>(ar, &words);
 }
 

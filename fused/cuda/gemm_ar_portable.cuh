@@ -51,7 +51,7 @@ static __device__ __forceinline__ void mk_ll_portable_run(const mk_ar &args)
         mk_ll_enter(ar, &words);
     __syncthreads();
     mk_ll_clear(ar, words.position);
-    for (uint32_t t = blockIdx.x; t < mk_tiles(&ar->grid); t += gridDim.x) {
+    for (uint32_t t = blockIdx.x; t < mk_tiles(&ar->grid) && !words.block.aborted; t += gridDim.x) {
         if (!ar->skip_compute)
             mk_ar_portable_tile(ar, t);
         __syncthreads(); /* C is written, by this block */

@@ -5,8 +5,8 @@
  * to wait for. At most R blocks, by arrival ticket, stay: they take the groups of C in turns, wait for all ranks' words
  * of them, sum in rank order, apply the epilogue and store C. The blocks that stay are the last to arrive: when one of
  * them waits, every other block of the launch has at least begun, so none of them waits for a multiprocessor that it
- * holds, and a launch keeps at most R blocks waiting for others. Only they count themselves out: sums need this rank's own
- * words too, so all other blocks have sent everything before the last of them leaves.
+ * holds, and a launch keeps at most R blocks waiting for others. They and the first block count themselves out: sums need
+ * this rank's own words too, so all other blocks have sent everything before the last of them leaves.
  *
  * Headers as in every launch: the first block sends them, the last one takes them, and says so if one is of another call.
  * They are not what anybody waits for, though: the first block says the same, epoch and signature, in LL words (a head),
@@ -20,10 +20,15 @@ MK_DEV bool mk_ll_stays(const struct mk_ar *ar, uint32_t ticket)
 {
     return (int32_t)ticket >= ar->blocks - ar->max_helpers;
 }
-/* Its number among those that stay. */
+/* How many do. */
 MK_DEV uint32_t mk_ll_staying(const struct mk_ar *ar)
 {
     return (uint32_t)(ar->max_helpers < ar->blocks ? ar->max_helpers : ar->blocks);
+}
+/* How many count themselves out: these, and the first block, which uses the positions of the headers that it sends. */
+MK_DEV uint32_t mk_ll_counted(const struct mk_ar *ar)
+{
+    return mk_ll_staying(ar) + (mk_ll_stays(ar, 0) ? 0 : 1);
 }
 
 MK_DEV uint64_t mk_ll_every_header(const struct mk_ar *ar)

@@ -74,11 +74,15 @@ MK_DEV void mk_ll_enter(const struct mk_ar *ar, mk_ll_words *w)
     /* before the ticket: who has the last one knows that all have read them */
     w->position = mk_ld_rlx_gpu_u64(&ar->state->ll_pos);
     w->left = mk_ld_rlx_gpu_u64(&ar->state->left);
+    /* After a failure position and epoch stand still: a launch that was queued behind it must not say anything, which
+     * peers would take for words of the call that failed. */
+    const uint64_t aborted = mk_peek_sys_u64(ar->abort_word);
     mk_ar_enter(ar, &b->blk);
-    if (b->blk.ticket == 0)
+    if (b->blk.ticket == 0 && !aborted)
         mk_ll_heads_out(ar, &b->blk, w->position);
     b->idle = 0;
-    b->sent = b->lost = b->aborted = 0;
+    b->sent = b->lost = 0;
+    b->aborted = aborted != 0;
     for (int i = 0; i < MK_LOOK_MAX; i++)
         b->looks.got[i] = -1;
     b->entered_ns = mk_now_ns();
@@ -114,7 +118,7 @@ MK_DEV int mk_ll_all(const struct mk_ar *ar, mk_ll_words *w, bool mine)
 #ifdef MK_LL_WATCHER
     if (mk_warp_all(mine))
         return 1;
-    return mk_mbar_test(mk_smem(&w->stop), 0) ? -1 : 0;
+    return mk_warp_all(!mk_mbar_test(mk_smem(&w->stop), 0)) ? 0 : -1; /* one answer for the warp */
 #else
     if (__syncthreads_and(mine))
         return 1;
@@ -249,9 +253,11 @@ template <bool F16, int U> MK_DEV void mk_ll_sum(const struct mk_ar *ar, mk_ll_w
 template <bool F16, int U> MK_DEV void mk_ll_end(const struct mk_ar *ar, mk_ll_words *w)
 {
     mk_block_words *b = &w->block;
-    const bool stays = mk_ll_stays(ar, b->blk.ticket);
-    if (stays)
+    const bool aborted = b->aborted, stays = mk_ll_stays(ar, b->blk.ticket);
+    if (stays && !aborted)
         mk_ll_sum<F16, U>(ar, w);
+    if (aborted)
+        mk_poison(ar, blockIdx.x, gridDim.x);
     mk_block_sync();
 #ifdef MK_LL_WATCHER
     if (mk_lane() == 0)
@@ -260,13 +266,14 @@ template <bool F16, int U> MK_DEV void mk_ll_end(const struct mk_ar *ar, mk_ll_w
     if (mk_lane() == 0)
         mk_grid_launch_next(); /* this block waits for nobody any more */
 #else
-    while (!mk_ll_all(ar, w, w->headers == mk_ll_every_header(ar)))
+    while (!aborted && !mk_ll_all(ar, w, w->headers == mk_ll_every_header(ar)))
         ;
 #endif
-    if (!stays)
+    if (!stays && b->blk.ticket != 0)
         return;
+    /* (In a launch after the failed one tickets and counts go on from there: none is the last.) */
     if (mk_lane() == 0)
-        b->last = mk_count_add_seen(&ar->state->left, b->blk.tag, 1, w->left) + 1 == mk_ll_staying(ar);
+        b->last = mk_count_add_seen(&ar->state->left, b->blk.tag, 1, w->left) + 1 == mk_ll_counted(ar);
     mk_block_sync();
     if (b->last && mk_lane() < 32 && !mk_ar_aborted(ar)) {
         mk_ll_advance(ar, &b->blk, w->position);
