@@ -182,8 +182,9 @@ static void wait_a_little(struct waiter *w, uint32_t seq)
         sched_yield();
         return;
     }
+    /* Until now this block had something to do, or the process was stopped. */
     if (w->idle == YIELDS + 1)
-        w->looked = mk_time_ns();
+        w->looked = w->began = mk_time_ns();
     const bool unrung = comm->proxy && !strcmp(mk_engine_caps(mk_proxy_engine(comm->proxy))->adapter, "flag");
     mk_bell_wait(comm->host.bell, seq, unrung ? SLEEP_UNRUNG_NS : SLEEP_NS);
     const uint64_t now = mk_time_ns();
