@@ -222,9 +222,9 @@ bool mk_link_cut(struct mk_link *l)
 {
     struct mk_engine *e = l->e;
     const uint64_t end = mk_time_ns() + CUT_NS;
-    int left = e->ops->cut ? e->ops->cut(l->conn) : 0;
+    int left = e->ops->cut ? e->ops->cut(l->conn) : -1;
     if (left <= 0)
-        return false;
+        return !left;
     e->busy++; /* nobody frees a link meanwhile */
     for (struct mk_link *other = e->links; other; other = other->next)
         if (!other->error && e->ops->cut_breaks(l->conn, other->conn))

@@ -249,15 +249,17 @@ void mk_p2p_comm_add(struct mk_p2p_comm *c)
 /* ---- closing ---- */
 
 /* The control memory of a closed comm stays until the peer has closed too: it may still write there (credits), and a
- * write into memory that is gone would break the connection for every other comm with that process. True: freed. */
+ * write into memory that is gone would break the connection for every other comm with that process. (A peer that we gave
+ * up for lack of time may never say so: then it stays as long as the device.) True: freed. */
 static bool reap(struct mk_p2p_comm *c, uint64_t now)
 {
     const uint64_t gone = c->witness ? mk_p2p_witness_gone(c->witness, now) : 0;
-    const bool broken = !c->l || mk_link_error(c->l, NULL);
+    const bool mute = !c->l || mk_link_error(c->l, NULL), broken = !c->l || mk_p2p_broken(c);
     /* what had arrived before the link broke is still taken in */
     bool over =
         !c->l || !c->greeted || (broken && ++c->lingers > LINGERS) || (gone && now - gone > MK_P2P_GRACE_NS);
-    if (!over && !broken && !c->fin_sent && !mk_link_pending(c->l)) {
+    c->fin_done |= mute;
+    if (!over && !mute && !c->fin_sent && !mk_link_pending(c->l)) {
         const struct mk_put put = {
             .note = c->tx ? MK_P2P_RECV_LIFE : MK_P2P_SEND_LIFE, .use4 = 2, .value = 2, .id = MK_P2P_ID_FIN};
         c->fin_sent = true;

@@ -253,6 +253,8 @@ bool mk_p2p_uses(const struct mk_p2p_comm *c, const struct mk_p2p_mr *m);
 void mk_p2p_stop(struct mk_p2p_comm *c, const struct mk_p2p_mr *m);
 /* Senders answer receivers that want their memory back. */
 void mk_p2p_stops(struct mk_p2p *p);
+/* The network's connection is no more. An end for lack of time is only ours: over that one the peer may go on. */
+bool mk_p2p_broken(const struct mk_p2p_comm *c);
 
 /* p2p_life.c */
 struct mk_p2p_witness *mk_p2p_witness_find(struct mk_p2p *p, uint64_t token,

@@ -7,8 +7,8 @@
  *              connection of the network, which other comms use too, never sees a key that is gone
  *   sender     what was handed to the network leaves the source first
  *
- * A peer that is alive answers within microseconds. Nobody waits for another one longer than STOP_NS: where the network
- * has a means to, its connections are cut then, those of other comms and of other processes at its address too. Where it
+ * A peer that is alive answers within microseconds. Nobody waits for another one longer than STOP_NS, nor for one that
+ * was given up already: where the network has a means to, its connections are cut then, those of other comms and of other processes at its address too. Where it
  * has none (provider shm), what the peer does later is written. */
 #include "engine.h"
 #include "boot_sock.h"
@@ -49,6 +49,12 @@ static bool reaches(const struct mk_p2p_comm *c, const struct mk_p2p_mr *m)
     return c->rx && c->rx->open && !c->stopped;
 }
 
+bool mk_p2p_broken(const struct mk_p2p_comm *c)
+{
+    const int error = mk_link_error(c->l, NULL);
+    return error && error != MK_ERR_TIMEOUT;
+}
+
 static int note(struct mk_p2p_comm *c, uint32_t which)
 {
     const struct mk_put put = {.note = which, .use4 = 1, .value = 1, .id = MK_P2P_ID_CONTROL};
@@ -60,16 +66,17 @@ static bool settle(struct mk_p2p_comm *c, const struct mk_p2p_mr *m)
 {
     struct mk_p2p *p = c->p;
     uint64_t now = mk_time_ns();
-    uint64_t end = now < p->rush_ns ? now : now + STOP_NS;
+    const bool mute = mk_link_error(c->l, NULL) != 0; /* given up: nothing can be asked any more */
+    uint64_t end = now < p->rush_ns || mute ? now : now + STOP_NS;
     bool gone = false;
-    if (c->rx && note(c, MK_P2P_SEND_STOP))
-        return true; /* the network's connection is no more */
+    if (c->rx && !mute && note(c, MK_P2P_SEND_STOP))
+        return mk_p2p_broken(c);
     do {
         mk_engine_progress(p->e);
         mk_p2p_stops(p);
-        if (c->rx)
+        if (c->rx && !mute)
             c->stopped = mk_p2p_flag(c, MK_P2P_RECV_STOPPED) || mk_p2p_flag(c, c->life) >= 2;
-        if (!reaches(c, m) || mk_link_error(c->l, NULL))
+        if (!reaches(c, m) || mk_p2p_broken(c))
             return true;
         now = mk_time_ns();
         if (!gone && c->witness && mk_p2p_witness_gone(c->witness, now)) {
@@ -118,7 +125,7 @@ void mk_p2p_stop(struct mk_p2p_comm *c, const struct mk_p2p_mr *m)
         drop_waiting(c->tx);
     if (!c->l)
         return;
-    if (quiet && reaches(c, m) && !mk_link_error(c->l, NULL)) {
+    if (quiet && reaches(c, m) && !mk_p2p_broken(c)) {
         quiet = settle(c, m);
         if (!quiet)
             cut_off(c);

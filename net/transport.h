@@ -77,7 +77,8 @@ struct mk_net_ops {
     int (*conn_connect)(struct mk_conn *c, const struct mk_net_addr *peer); /* AGAIN until connected */
     void (*conn_close)(struct mk_conn *c);                                  /* never waits for the peer */
     /* Where caps.late_writes; NULL: not possible. Ends what the peer is writing, though it is alive and says nothing:
-     * called, with polls between, until nothing is left (0). Every connection of which cut_breaks(c, other) says so ends. */
+     * called, with polls between, until nothing is left (0). Every connection of which cut_breaks(c, other) says so ends.
+     * Negative: not possible here. */
     int (*cut)(struct mk_conn *c);
     bool (*cut_breaks)(const struct mk_conn *c, const struct mk_conn *other);
     int (*reg)(struct mk_dev *dev, void *addr, size_t len, const struct mk_shm *shm, struct mk_mr **out);

@@ -90,8 +90,9 @@ int mk_mr_fill(struct mk_mr *mr, uint64_t off, const void *from, uint32_t len);
 int mk_link_open(struct mk_engine *e, const char *peer_name, struct mk_net_addr *mine, struct mk_link **out);
 int mk_link_connect(struct mk_link *l, const struct mk_net_addr *peer);
 void mk_link_close(struct mk_link *l);
-/* The last means against a peer that does not end its writes (mk_caps.late_writes): all links end that go to its address,
- * and afterwards nothing is written any more. False: this network has no such means, and nothing was done. */
+/* The last means against a peer that does not end its writes (mk_caps.late_writes): all links end that go to its address
+ * (where there is a connection at all), and afterwards nothing is written any more. False: this network has no such means,
+ * and nothing was done. */
 bool mk_link_cut(struct mk_link *l);
 int mk_link_import(struct mk_link *l, const struct mk_net_key *key,
                    struct mk_rmem **out); /* freed with the link */

@@ -4,7 +4,8 @@
  * takes; no call of libfabric ends that for one peer. What does is the socket itself: shut down, it takes nothing more,
  * and the provider finds its end behind what has arrived already. The sockets are known by the two endpoints'
  * addresses, which are TCP listeners: ours is the near end of what a peer opened, the peer's the far end of what we
- * opened. In the first case the peer's port says nothing, so all processes at its address lose their connections. */
+ * opened. In the first case the peer's port says nothing, so all processes at its address lose their connections, those
+ * that we opened to them too. */
 #include "ofi.h"
 #include <dirent.h>
 #include <netinet/in.h>
@@ -42,15 +43,31 @@ static bool address_of(const struct mk_ofi_conn *c, struct sockaddr_storage *out
     return false;
 }
 
-static bool shut(int fd, const struct sockaddr *mine, const struct sockaddr *peer)
+/* Does it lead from this endpoint to one at the address of `peer`? */
+static bool leads_to(const struct mk_ofi_dev *d, const struct sockaddr *near, const struct sockaddr *far,
+                     const struct sockaddr *mine, const struct sockaddr *peer)
+{
+    struct sockaddr_storage name;
+    if (!same_host(far, peer))
+        return false;
+    if (same(near, mine))
+        return true;
+    for (const struct mk_ofi_peer *p = d->peers; p; p = p->next) {
+        memset(&name, 0, sizeof(name));
+        memcpy(&name, p->name, p->len < sizeof(name) ? p->len : sizeof(name));
+        if (same(far, (struct sockaddr *)&name))
+            return true;
+    }
+    return false;
+}
+
+static bool shut(const struct mk_ofi_dev *d, int fd, const struct sockaddr *mine, const struct sockaddr *peer)
 {
     struct sockaddr_storage near, far;
     socklen_t near_len = sizeof(near), far_len = sizeof(far);
     if (getsockname(fd, (struct sockaddr *)&near, &near_len) ||
-        getpeername(fd, (struct sockaddr *)&far, &far_len))
-        return false;
-    if (!same((struct sockaddr *)&far, peer) &&
-        !(same((struct sockaddr *)&near, mine) && same_host((struct sockaddr *)&far, peer)))
+        getpeername(fd, (struct sockaddr *)&far, &far_len) ||
+        !leads_to(d, (struct sockaddr *)&near, (struct sockaddr *)&far, mine, peer))
         return false;
     shutdown(fd, SHUT_RDWR);
     return true;
@@ -64,11 +81,11 @@ int mk_ofi_cut(struct mk_conn *conn)
     int found = 0;
     memset(&mine, 0, sizeof(mine));
     if (!address_of(c, &peer) || fi_getname(&c->dev->ep->fid, &mine, &len))
-        return 0;
+        return -1;
     DIR *d = opendir("/proc/self/fd");
     for (struct dirent *e; d && (e = readdir(d));)
-        found +=
-            e->d_name[0] != '.' && shut(atoi(e->d_name), (struct sockaddr *)&mine, (struct sockaddr *)&peer);
+        found += e->d_name[0] != '.' &&
+                 shut(c->dev, atoi(e->d_name), (struct sockaddr *)&mine, (struct sockaddr *)&peer);
     if (d)
         closedir(d);
     return found;

@@ -40,26 +40,6 @@ static void *at(struct mk_p2p_comm *c, uint64_t offset)
     return (uint8_t *)c->ctrl.addr + offset;
 }
 
-static void drive(struct half *h)
-{
-    pthread_mutex_lock(&h->p->lock);
-    mk_p2p_progress(h->p);
-    pthread_mutex_unlock(&h->p->lock);
-}
-
-/* The liar: until the victim has said that it saw what it had to see. */
-static int serve(struct half *h)
-{
-    char c = 'x';
-    const uint64_t end = mk_time_ns() + 45000000000ull;
-    CHECK(send(h->fd, &c, 1, MSG_NOSIGNAL) == 1);
-    while (recv(h->fd, &c, 1, MSG_DONTWAIT) != 1) {
-        drive(h);
-        CHECK(mk_time_ns() < end);
-    }
-    return 0;
-}
-
 int lies_honest(struct half *h, struct victim *v)
 {
     struct mk_p2p_req *r, *s;
@@ -72,7 +52,7 @@ int lies_honest(struct half *h, struct victim *v)
         CHECK_OK(finish(s, NULL));
         CHECK_OK(post_recv(h->rx, half_in(h), VICTIM_SEND, 4, h->rx_mr, &r));
         CHECK_OK(finish(r, NULL));
-        return serve(h);
+        return half_serve(h);
     }
     struct victim fresh = *v;
     fresh.send = fresh.recv = fresh.listen = fresh.send_mr = fresh.recv_mr = NULL;
@@ -103,6 +83,8 @@ static const struct announced announced[] = {
     {"all receives", UINT32_MAX, 0, LINE, 0, VICTIM_SEND, -1, MK_NCCL_REMOTE_ERROR, "receives at once"},
     {"a number of memory", 1, UINT32_MAX, LINE, 0, VICTIM_SEND, -1, MK_NCCL_REMOTE_ERROR, "memory number"},
     {"a place behind", 1, 0, LINE, HALF_BYTES, VICTIM_SEND, -1, MK_NCCL_REMOTE_ERROR, "leave its memory"},
+    {"a place near the end", 1, 0, LINE, HALF_BYTES / 2 - 10, VICTIM_SEND, -1, MK_NCCL_REMOTE_ERROR,
+     "leave its memory"},
     {"a place that wraps", 1, 0, LINE, UINT64_MAX - 10, VICTIM_SEND, -1, MK_NCCL_REMOTE_ERROR,
      "leave its memory"},
     {"a negative size", 1, 0, LINE, 0, UINT64_MAX, -1, MK_NCCL_REMOTE_ERROR, "leave its memory"},
@@ -166,7 +148,7 @@ static int announce(struct half *h)
                 CHECK_OK(share(h, &memory, &m[1].key));
         }
         CHECK_OK(put(c, MK_P2P_RECV_MAIL_AT, told->bytes, c->peer, MK_P2P_SEND_MAIL_AT, 0));
-        CHECK_OK(serve(h));
+        CHECK_OK(half_serve(h));
         for (size_t i = 0; told->result == MK_NCCL_INVALID_USAGE && i < VICTIM_SEND; i++)
             CHECK(memory[i] == 0);
         return lies_honest(h, NULL);
@@ -244,7 +226,7 @@ static int send_lie(struct half *h)
     if (h->who) {
         CHECK_OK(half_join(h));
         CHECK_OK(lie_sent(h));
-        CHECK_OK(serve(h));
+        CHECK_OK(half_serve(h));
         return lies_honest(h, NULL);
     }
     CHECK_OK(victim_open(h, &v));
@@ -297,7 +279,7 @@ static int beyond_key(struct half *h)
         CHECK(c->tx->offer[0].open && far->len == VICTIM_MEMORY);
         far->len = 1ull << 40; /* its own check is put aside */
         CHECK_OK(put(c, MK_P2P_SEND_EAGER_AT, 4096, far, VICTIM_MEMORY - 10, MK_P2P_RECV_FULL));
-        CHECK_OK(serve(h));
+        CHECK_OK(half_serve(h));
         return lies_honest(h, NULL);
     }
     CHECK_OK(victim_open(h, &v));
@@ -340,7 +322,7 @@ static int stray_notes(struct half *h)
         memset(h->mem, 0x55, 5000);
         CHECK_OK(post_send(c, h->mem, 5000, 0, h->tx_mr, &s));
         CHECK_OK(finish(s, NULL));
-        CHECK_OK(serve(h));
+        CHECK_OK(half_serve(h));
         return lies_honest(h, NULL);
     }
     CHECK_OK(victim_open(h, &v));
@@ -364,7 +346,7 @@ static int false_goodbye(struct half *h)
         const int ret = mk_p2p_put(h->tx, &close, 1);
         pthread_mutex_unlock(&h->p->lock);
         CHECK_OK(ret);
-        CHECK_OK(serve(h));
+        CHECK_OK(half_serve(h));
         return lies_honest(h, NULL);
     }
     CHECK_OK(victim_open(h, &v));

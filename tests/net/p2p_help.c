@@ -3,6 +3,7 @@
 #include "tests/net/p2p_help.h"
 #include "mk/cuda.h"
 #include "mk/err.h"
+#include "net/p2p.h"
 #include "tests/net/nic_help.h"
 #include <poll.h>
 #include <stdlib.h>
@@ -168,25 +169,53 @@ int half_step(struct half *h)
     return half_swap(h, &c, &d, 1);
 }
 
-int half_join(struct half *h)
+int half_serve(struct half *h)
+{
+    char c = 'x';
+    const uint64_t end = mk_time_ns() + 45000000000ull;
+    CHECK(send(h->fd, &c, 1, MSG_NOSIGNAL) == 1);
+    while (recv(h->fd, &c, 1, MSG_DONTWAIT) != 1) {
+        half_drive(h->p, 1);
+        CHECK(mk_time_ns() < end);
+    }
+    return 0;
+}
+
+void half_drive(struct mk_p2p *p, int times)
+{
+    for (int i = 0; i < times; i++) {
+        pthread_mutex_lock(&p->lock);
+        mk_p2p_progress(p);
+        pthread_mutex_unlock(&p->lock);
+    }
+}
+
+int half_meet(struct half *h, struct mk_p2p *p, struct mk_p2p_comm **tx, struct mk_p2p_comm **rx)
 {
     uint8_t mine[MK_P2P_HANDLE], theirs[MK_P2P_HANDLE];
     struct mk_p2p_listener *l;
     const uint64_t end = mk_time_ns() + LIMIT_NS;
-    int ret = h->p ? 0 : half_open(h);
-    if (!ret)
-        ret = mk_p2p_listen(h->p, mine, &l);
+    int ret = mk_p2p_listen(p, mine, &l);
     if (ret || half_swap(h, mine, theirs, sizeof(mine)))
         return ret ? ret : MK_ERR_PEER;
-    while (!h->tx || !h->rx) {
-        if (!h->tx && (ret = mk_p2p_connect(h->p, theirs, &h->tx)) && ret != MK_ERR_AGAIN)
+    while ((tx && !*tx) || (rx && !*rx)) {
+        if (tx && !*tx && (ret = mk_p2p_connect(p, theirs, tx)) && ret != MK_ERR_AGAIN)
             return ret;
-        if (!h->rx && (ret = mk_p2p_accept(l, &h->rx)) && ret != MK_ERR_AGAIN)
+        if (rx && !*rx && (ret = mk_p2p_accept(l, rx)) && ret != MK_ERR_AGAIN)
             return ret;
         if (mk_time_ns() > end)
             return MK_ERR_TIMEOUT;
     }
     mk_p2p_listen_close(l);
+    return 0;
+}
+
+int half_join(struct half *h)
+{
+    int ret = h->p ? 0 : half_open(h);
+    ret = ret ? ret : half_meet(h, h->p, &h->tx, &h->rx);
+    if (ret)
+        return ret;
     half_unmap(h);
     h->mem = mmap(NULL, HALF_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (h->mem == MAP_FAILED)

@@ -49,11 +49,16 @@ int run_pair(const char *transport, int (*fn)(struct half *), int both);
 /* 0, or 77 after a line that says why: this transport is not here. */
 int transport_missing(const char *transport, const char *test);
 
-int half_open(struct half *h);   /* the device */
-int half_join(struct half *h);   /* the comms and memory */
+int half_open(struct half *h); /* the device */
+int half_join(struct half *h); /* the comms and memory */
+/* The comms alone, from and to device p; NULL: not that one. Both sides call it at once. */
+int half_meet(struct half *h, struct mk_p2p *p, struct mk_p2p_comm **tx, struct mk_p2p_comm **rx);
+void half_drive(struct mk_p2p *p, int times);
 void half_close(struct half *h); /* all */
 int half_swap(struct half *h, const void *mine, void *theirs, size_t n);
-int half_step(struct half *h);   /* both are here */
+int half_step(struct half *h); /* both are here */
+/* The same; this side drives its device until the other one is here too, 45 s at most. */
+int half_serve(struct half *h);
 void half_part(struct half *h);  /* closes the comms */
 void half_unmap(struct half *h); /* takes the memory away */
 
