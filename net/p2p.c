@@ -8,6 +8,7 @@
 #include "mk/err.h"
 #include "mk/log.h"
 #include "p2p.h"
+#include "p2p_sock.h"
 #include "engine.h"
 #include <errno.h>
 #include <stdarg.h>
@@ -150,6 +151,7 @@ int mk_p2p_comm_new(struct mk_p2p *p, bool sends, const char *peer_name, struct 
         return mk_fail(MK_ERR_NOMEM, "NET", "a connection to %s", peer_name);
     c->p = p;
     c->ctrl.fd = -1;
+    c->left_fd = -1;
     c->nnotes = sends ? MK_P2P_SEND_NOTES : MK_P2P_RECV_NOTES;
     c->life = sends ? MK_P2P_SEND_LIFE : MK_P2P_RECV_LIFE;
     snprintf(c->name, sizeof(c->name), "%s", peer_name);
@@ -225,6 +227,7 @@ void mk_p2p_comm_free(struct mk_p2p_comm *c)
     if (c->ctrl.fd >= 0)
         close(c->ctrl.fd);
     mk_p2p_witness_put(c->p, c->witness);
+    mk_boot_fd_close(c->left_fd);
     if (c->tx)
         free(c->tx->mem);
     free(c->tx);
@@ -248,6 +251,27 @@ void mk_p2p_comm_add(struct mk_p2p_comm *c)
 
 /* ---- closing ---- */
 
+void mk_p2p_comm_leave(struct mk_p2p_comm *c, int fd)
+{
+    c->left_fd = fd;
+    c->fin_done = true; /* there is none to wait for */
+    c->next = c->p->closing;
+    c->p->closing = c;
+}
+
+/* First our own words have to arrive, since the peer gives its memory back when it hears of the end. */
+static bool left(struct mk_p2p_comm *c)
+{
+    char rest[64];
+    size_t n = 0;
+    if (!c->left_told && c->control && !mk_link_error(c->l, NULL))
+        return false;
+    if (!c->left_told)
+        shutdown(c->left_fd, SHUT_WR);
+    c->left_told = true;
+    return mk_p2p_sock_recv(c->left_fd, rest, sizeof(rest), &n) == MK_ERR_PEER;
+}
+
 /* The control memory of a closed comm stays until the peer has closed too: it may still write there (credits), and a
  * write into memory that is gone would break the connection for every other comm with that process. (A peer that we gave
  * up for lack of time may never say so: then it stays as long as the device.) True: freed. */
@@ -255,6 +279,8 @@ static bool reap(struct mk_p2p_comm *c, uint64_t now)
 {
     const uint64_t gone = c->witness ? mk_p2p_witness_gone(c->witness, now) : 0;
     const bool mute = !c->l || mk_link_error(c->l, NULL), broken = !c->l || mk_p2p_broken(c);
+    if (c->left_fd >= 0 && !left(c))
+        return false;
     /* what had arrived before the link broke is still taken in */
     bool over =
         !c->l || !c->greeted || (broken && ++c->lingers > LINGERS) || (gone && now - gone > MK_P2P_GRACE_NS);

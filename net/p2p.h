@@ -189,6 +189,9 @@ struct mk_p2p_comm {
     bool asked;       /* sender: the receiver knows that small ones need announcements too */
     unsigned control; /* puts of our own under way */
     unsigned lingers; /* looks at the closed comm since its link broke */
+    /* of a meeting that was given up (p2p_meet.c): its TCP connection, -1: met; whether the other side was told */
+    int left_fd;
+    bool left_told;
 };
 
 struct mk_p2p_meet;
@@ -229,6 +232,9 @@ int mk_p2p_comm_new(struct mk_p2p *p, bool sends, const char *peer_name, struct 
 int mk_p2p_comm_join(struct mk_p2p_comm *c, const struct mk_p2p_side *peer); /* once the link is connected */
 void mk_p2p_comm_free(struct mk_p2p_comm *c);
 void mk_p2p_comm_add(struct mk_p2p_comm *c); /* to the device's list: complete */
+/* Its meeting is given up, the peer may have begun to write: stays until the peer has ended the TCP connection `fd`. Both
+ * are taken over. */
+void mk_p2p_comm_leave(struct mk_p2p_comm *c, int fd);
 /* Ends the comm's requests with `code`; the sentence is logged. Returns its error. */
 int mk_p2p_comm_fail(struct mk_p2p_comm *c, int code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));

@@ -13,7 +13,9 @@
  *
  * The first puts make the network's own connection while both sides are at it: later a put completes although the peer
  * is busy elsewhere. They may fail, or get lost, where an earlier connection between the two devices broke, since some
- * networks notice that by the next write: then the meeting begins anew. The TCP connection ends, or stays as witness
+ * networks notice that by the next write: then the meeting begins anew. What the two have shown each other in the old one
+ * stays until both know of its end, since they may be writing there: who ends it waits until its own words have arrived,
+ * then shuts its half of the TCP connection, and gives all back when the other half ends. Otherwise the TCP connection ends, or stays as witness
  * (p2p_life.c). */
 #include "boot_sock.h"
 #include "boot_wire.h"
@@ -89,11 +91,24 @@ static struct mk_p2p_meet *meet_new(struct mk_p2p *p, bool connects)
     return m;
 }
 
+/* Ends what there is of it. Who accepts writes where it was written to, so nothing comes before our first put. */
+static void meet_end(struct mk_p2p_meet *m)
+{
+    if (m->comm && (m->connects ? m->warmed : m->step >= WARM)) {
+        mk_p2p_comm_leave(m->comm, m->fd);
+    } else {
+        mk_p2p_comm_free(m->comm);
+        mk_boot_fd_close(m->fd);
+    }
+    mk_p2p_witness_put(m->p, m->witness);
+    m->comm = NULL;
+    m->witness = NULL;
+    m->fd = -1;
+}
+
 static void meet_free(struct mk_p2p_meet *m)
 {
-    mk_p2p_comm_free(m->comm);
-    mk_p2p_witness_put(m->p, m->witness);
-    mk_boot_fd_close(m->fd);
+    meet_end(m);
     free(m);
 }
 
@@ -149,8 +164,11 @@ static int do_link(struct mk_p2p_meet *m, const struct mk_p2p_side *peer)
 static int warm_put(struct mk_p2p_meet *m)
 {
     struct mk_p2p_comm *c = m->comm;
-    const struct mk_put put = {
-        .note = c->tx ? MK_P2P_RECV_LIFE : MK_P2P_SEND_LIFE, .use4 = 1, .value = 1, .id = MK_P2P_ID_CONTROL};
+    const struct mk_put put = {.note = c->tx ? MK_P2P_RECV_LIFE : MK_P2P_SEND_LIFE,
+                               .use4 = 1,
+                               .value = 1,
+                               .flags = MK_PUT_DELIVERY,
+                               .id = MK_P2P_ID_CONTROL};
     m->warmed = true;
     return mk_p2p_put(c, &put, 1);
 }
@@ -197,12 +215,7 @@ static int again(struct mk_p2p_meet *m)
                                        m->comm->name, (double)(now - m->broken_ns) * 1e-9, text),
                                0);
     }
-    mk_p2p_comm_free(m->comm);
-    mk_p2p_witness_put(m->p, m->witness);
-    mk_boot_fd_close(m->fd);
-    m->comm = NULL;
-    m->witness = NULL;
-    m->fd = -1;
+    meet_end(m);
     m->warmed = false;
     memset(&m->reply, 0, sizeof(m->reply));
     next_step(m, DIAL);

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 /* after the above */
 #include <cmocka.h>
@@ -334,6 +335,52 @@ static int closed_after_timeout(struct half *h)
     return half_step(h);
 }
 
+/* ---- meetings that begin anew ---- */
+
+/* Process 1 answers, and then is busy with other things until the other side loses patience and begins anew. What
+ * both have written to memory of the first meeting finds it: other comms of the two do not suffer. */
+static int late_acceptor(struct half *h)
+{
+    struct mk_p2p_listener *l = NULL;
+    struct mk_p2p_comm *tx = NULL, *rx = NULL;
+    struct traffic t = {NULL, 300};
+    uint8_t mine[MK_P2P_HANDLE] = {0}, theirs[MK_P2P_HANDLE];
+    const uint64_t end = mk_time_ns() + 15000000000ull;
+    int ret = MK_ERR_AGAIN;
+    bool kept = false;
+    char byte = 'k';
+    CHECK_OK(half_join(h));
+    CHECK_OK(!h->who ? 0 : mk_p2p_listen(h->p, mine, &l));
+    CHECK_OK(half_swap(h, mine, theirs, sizeof(mine)));
+    if (h->who) {
+        const struct mk_link *before = h->p->e->links;
+        while (ret == MK_ERR_AGAIN && h->p->e->links == before && mk_time_ns() < end)
+            ret = mk_p2p_accept(l, &rx);
+        CHECK(ret == MK_ERR_AGAIN && h->p->e->links != before); /* has answered, and was not met yet */
+        while (recv(h->fd, &byte, 1, MSG_DONTWAIT) != 1 && mk_time_ns() < end)
+            half_drive(h->p, 1);
+    }
+    while ((ret == MK_ERR_AGAIN || t.left) && mk_time_ns() < end) {
+        CHECK_OK(more_traffic(h, &t));
+        if (ret == MK_ERR_AGAIN)
+            ret = h->who ? mk_p2p_accept(l, &rx) : mk_p2p_connect(h->p, theirs, &tx);
+        if (!h->who && !kept && h->p->closing) { /* it has begun anew, and keeps the first */
+            kept = true;
+            CHECK(send(h->fd, &byte, 1, MSG_NOSIGNAL) == 1);
+        }
+    }
+    CHECK_OK(ret);
+    CHECK(!t.left && kept == !h->who);
+    while (h->p->closing && mk_time_ns() < end)
+        half_drive(h->p, 1);
+    CHECK(!h->p->closing); /* what was begun is given back */
+    CHECK_OK(half_serve(h));
+    mk_p2p_listen_close(l);
+    mk_p2p_comm_close(tx);
+    mk_p2p_comm_close(rx);
+    return half_step(h);
+}
+
 #define CASE(fn)                                                                                             \
     static void test_##fn(void **state)                                                                      \
     {                                                                                                        \
@@ -346,11 +393,13 @@ CASE(stopped_peer)
 CASE(neighbour)
 CASE(given_up)
 CASE(closed_after_timeout)
+CASE(late_acceptor)
 
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_taken_away), cmocka_unit_test(test_late_write),
-                                       cmocka_unit_test(test_stopped_peer)};
+                                       cmocka_unit_test(test_stopped_peer),
+                                       cmocka_unit_test(test_late_acceptor)};
     /* a write over loop is one copy: nobody is found in the middle of it */
     const struct CMUnitTest streams[] = {cmocka_unit_test(test_neighbour), cmocka_unit_test(test_given_up),
                                          cmocka_unit_test(test_closed_after_timeout)};
