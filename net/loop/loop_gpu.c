@@ -57,18 +57,29 @@ static void job_over(struct mk_loop_nic *n, uint32_t at, int status, const char 
     n->free_job[n->nfree++] = (uint16_t)at;
 }
 
-static void lost(struct mk_loop_dev *d)
+/* A mknic that is only slow finds the end of the socket, and nothing more to do. */
+void mk_loop_nic_lost(struct mk_loop_dev *d, const char *what)
 {
     struct mk_loop_nic *n = d->nic;
+    if (n->dead)
+        return;
     n->dead = true;
-    snprintf(n->text, sizeof(n->text), "mknic (process %d), which moves GPU memory, has ended", n->pid);
-    if (n->used)
-        mk_fail(MK_ERR_NET, "NET", "loop: %s", n->text);
+    snprintf(n->text, sizeof(n->text), "mknic (process %d), which moves GPU memory, %s", n->pid, what);
+    for (uint32_t i = 0; i < MK_NIC_RING; i++)
+        __atomic_store_n(&n->seg->job[i].dst, MK_NIC_INLINE, __ATOMIC_RELEASE); /* no target */
+    shutdown(n->fd, SHUT_RDWR);
     for (uint32_t i = 0; i < MK_NIC_RING; i++)
         if (n->job[i].pos != UINT64_MAX)
             job_over(n, i, MK_ERR_NET, n->text);
     for (unsigned i = 0; i < d->nconn; i++)
         d->conn[i]->next_due = 0;
+}
+
+static void lost(struct mk_loop_dev *d)
+{
+    mk_loop_nic_lost(d, "has ended");
+    if (d->nic->used)
+        mk_fail(MK_ERR_NET, "NET", "loop: %s", d->nic->text);
 }
 
 /* ---- jobs ---- */
@@ -225,7 +236,7 @@ int mk_loop_gpu_fill(struct mk_mr *base, uint64_t off, const void *from, uint32_
             if (given && n->fill)
                 sched_yield(); /* mknic may want this processor */
             if (mk_time_ns() > end) {
-                n->fill = 0;
+                mk_loop_nic_lost(d, "does not copy");
                 return mk_fail(MK_ERR_TIMEOUT, "NET", "loop: mknic (process %d) does not copy", n->pid);
             }
         }

@@ -5,7 +5,7 @@
  * Registration asks the driver for a handle of the memory and hands it to mknic. A write whose source or destination
  * is on a GPU becomes jobs of mknic instead of a memcpy; immediate, flag and completion follow when mknic says that
  * it is done. No call of CUDA is made after registration, and in it before its second part (mk_net_ops.export). When mknic ends, so do all links of a device that uses
- * GPU memory, with MK_ERR_NET. */
+ * GPU memory, with MK_ERR_NET. So it is when mknic does not answer a request within MK_TIMEOUT. */
 #pragma once
 #include "loop_state.h"
 #include "nic_wire.h"
@@ -47,6 +47,8 @@ struct mk_loop_nic {
 /* Finds mknic at `path`. On failure one WARN, and *out stays NULL: the transport works without GPU memory. */
 void mk_loop_nic_open(struct mk_loop_dev *d, const char *path, double timeout);
 void mk_loop_nic_close(struct mk_loop_dev *d);
+/* It is of no use any more, `what` says why: everything of it fails from now on, at once. Quiet. */
+void mk_loop_nic_lost(struct mk_loop_dev *d, const char *what);
 
 /* Asks the driver whether x is on a GPU (never where there is no mknic), and for a handle; any thread, at any time. */
 int mk_loop_gpu_export(struct mk_loop_dev *d, struct mk_loop_export *x);

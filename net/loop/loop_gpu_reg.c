@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 /* ---- asking ---- */
@@ -41,9 +42,17 @@ static int send_request(struct mk_loop_nic *n, const struct mk_nic_request *q, c
     return sendmsg(n->fd, &m, MSG_NOSIGNAL | MSG_DONTWAIT) == sizeof(*q) ? 0 : -1;
 }
 
+/* The second request does not wait again, since others wait for this thread. */
+static int no_use(struct mk_loop_dev *d, const struct mk_loop_nic *n, int ret, const char *what)
+{
+    if (d->nic == n)
+        mk_loop_nic_lost(d, what);
+    return mk_fail(ret, "NET", "loop: mknic (process %d) %s", n->pid, what);
+}
+
 /* One request, one reply, at most MK_TIMEOUT. */
-static int ask(struct mk_loop_nic *n, struct mk_nic_request *q, const int *fds, int nfds,
-               struct mk_nic_reply *r)
+static int ask(struct mk_loop_dev *d, struct mk_loop_nic *n, struct mk_nic_request *q, const int *fds,
+               int nfds, struct mk_nic_reply *r)
 {
     const uint64_t end = mk_time_ns() + n->timeout_ns;
     if (n->dead)
@@ -51,19 +60,19 @@ static int ask(struct mk_loop_nic *n, struct mk_nic_request *q, const int *fds, 
     q->magic = MK_NIC_MAGIC;
     q->seq = ++n->seq;
     if (send_request(n, q, fds, nfds))
-        return mk_fail(MK_ERR_NET, "NET", "loop: mknic (process %d) is gone: %s", n->pid, strerror(errno));
+        return no_use(d, n, MK_ERR_NET, "has ended");
     for (;;) {
         const uint64_t now = mk_time_ns();
         struct pollfd p = {.fd = n->fd, .events = POLLIN};
         if (now >= end)
-            return mk_fail(MK_ERR_TIMEOUT, "NET", "loop: mknic (process %d) does not answer", n->pid);
+            return no_use(d, n, MK_ERR_TIMEOUT, "does not answer");
         if (poll(&p, 1, (int)((end - now) / 1000000 + 1)) <= 0)
             continue;
         const ssize_t got = recv(n->fd, r, sizeof(*r), MSG_DONTWAIT);
         if (got < 0 && (errno == EAGAIN || errno == EINTR))
             continue;
         if (got != sizeof(*r) || r->magic != MK_NIC_MAGIC)
-            return mk_fail(MK_ERR_NET, "NET", "loop: mknic (process %d) has ended", n->pid);
+            return no_use(d, n, MK_ERR_NET, "has ended");
         if (r->seq != q->seq)
             continue; /* the answer to one that came too late */
         r->text[sizeof(r->text) - 1] = 0;
@@ -90,7 +99,7 @@ static int say_hello(struct mk_loop_dev *d, struct mk_loop_nic *n)
     mk_shm_ref(&n->shm, &q.u.hello.segment);
     mk_shm_ref(&d->shm, &q.u.hello.bell);
     q.u.hello.bell_off = offsetof(struct mk_loop_segment, bell);
-    ret = ask(n, &q, NULL, 0, &r);
+    ret = ask(d, n, &q, NULL, 0, &r);
     if (!ret)
         ret = mk_shm_import(&r.doorbell, &n->door);
     if (ret)
@@ -101,6 +110,20 @@ static int say_hello(struct mk_loop_dev *d, struct mk_loop_nic *n)
     n->id = r.nic;
     n->pid = r.pid;
     return 0;
+}
+
+/* One that is stopped accepts nobody: its queue is full some time, and a plain connect would wait for ever. */
+static int dial(struct mk_loop_nic *n, const struct sockaddr_un *a)
+{
+    const uint64_t end = mk_time_ns() + n->timeout_ns;
+    const struct timespec nap = {0, 1000000};
+    n->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    while (n->fd >= 0 && connect(n->fd, (const struct sockaddr *)a, sizeof(*a))) {
+        if (errno != EAGAIN || mk_time_ns() > end)
+            return -1;
+        nanosleep(&nap, NULL);
+    }
+    return n->fd < 0 ? -1 : 0;
 }
 
 void mk_loop_nic_open(struct mk_loop_dev *d, const char *path, double timeout)
@@ -121,8 +144,7 @@ void mk_loop_nic_open(struct mk_loop_dev *d, const char *path, double timeout)
         n->free_job[i] = (uint16_t)(MK_NIC_RING - 1 - i);
         n->job[i].pos = UINT64_MAX;
     }
-    n->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    if (n->fd < 0 || connect(n->fd, (struct sockaddr *)&a, sizeof(a))) {
+    if (dial(n, &a)) {
         MK_WARN("NET", "loop: no GPU memory: mknic at MK_NIC=%s: %s", path, strerror(errno));
     } else if (!say_hello(d, n)) {
         n->cu = mk_cuda_open(&why);
@@ -180,7 +202,6 @@ static int export_ipc(const struct mk_loop_nic *n, struct mk_loop_export *x)
         return refused(err, "loop: the GPU memory has no handle for other processes");
     x->q.op = MK_NIC_REG_IPC;
     reg->off = p - base;
-    reg->u.ipc.base = base;
     reg->u.ipc.size = size;
     return 0;
 }
@@ -277,7 +298,7 @@ int mk_loop_gpu_reg(struct mk_loop_dev *d, struct mk_loop_mr *mr, const struct m
     struct mk_loop_nic *n = d->nic;
     struct mk_nic_request q = x->q;
     struct mk_nic_reply r;
-    const int ret = ask(n, &q, x->fds, x->nfds, &r);
+    const int ret = ask(d, n, &q, x->fds, x->nfds, &r);
     if (ret)
         return ret;
     n->used = true;
@@ -305,7 +326,7 @@ void mk_loop_gpu_host(struct mk_loop_dev *d, const struct mk_shm_ref *ref, uint6
     q.u.reg.off = off;
     q.u.reg.len = len;
     q.u.reg.u.host = *ref;
-    if (!ask(d->nic, &q, NULL, 0, &r))
+    if (!ask(d, d->nic, &q, NULL, 0, &r))
         *grant = r.grant;
 }
 
@@ -322,7 +343,7 @@ int mk_loop_gpu_import(struct mk_loop_dev *d, const struct mk_loop_key *k, struc
     q.op = MK_NIC_IMPORT;
     q.grant = k->u.gpu.window;
     q.token = k->u.gpu.token;
-    const int ret = ask(d->nic, &q, NULL, 0, &r);
+    const int ret = ask(d, d->nic, &q, NULL, 0, &r);
     if (ret)
         return ret;
     if (k->len > r.len) {
@@ -346,5 +367,5 @@ void mk_loop_gpu_drop(struct mk_loop_dev *d, uint32_t grant)
     q.op = MK_NIC_DROP;
     q.grant = grant;
     mk_loop_gpu_ring(d);
-    ask(d->nic, &q, NULL, 0, &r); /* what failed has been logged; the memory is not ours to hold back */
+    ask(d, d->nic, &q, NULL, 0, &r); /* what failed has been logged; the memory is not ours to hold back */
 }

@@ -22,7 +22,7 @@
 #include <stdint.h>
 
 #define MK_NIC_MAGIC 0x6d6b4e31u /* "mkN1" */
-#define MK_NIC_VERSION 2u
+#define MK_NIC_VERSION 3u
 #define MK_NIC_RING 1024u
 #define MK_NIC_GRANTS 4096u /* a client */
 #define MK_NIC_SEGMENTS 16  /* pieces of one address range, each an allocation of its own */
@@ -101,7 +101,7 @@ struct mk_nic_reg {
     union {
         struct {
             struct mk_cu_ipc handle;
-            uint64_t base, size; /* the owner's address of the allocation: names it */
+            uint64_t size; /* of the allocation */
         } ipc;
         struct {
             uint32_t n, pad;

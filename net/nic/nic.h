@@ -36,7 +36,8 @@ struct nic_mapping {
     unsigned refs;
     int client; /* of the owner */
     int gpu;    /* -1: host */
-    uint64_t base, size;
+    uint64_t size;
+    struct mk_cu_ipc ipc; /* of cuMemAlloc: what names it */
     mk_cu_ptr addr;
     struct mk_shm shm;
     bool vmm;

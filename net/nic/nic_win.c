@@ -72,7 +72,7 @@ static void mapping_put(struct nic_mapping *m)
 
 static int map_ipc(struct nic_mapping *m, const struct mk_nic_reg *q, struct mk_nic_reply *r)
 {
-    m->base = q->u.ipc.base;
+    m->ipc = q->u.ipc.handle;
     m->size = q->u.ipc.size;
     const int err = nic.cu->ipc_open(&m->addr, q->u.ipc.handle, MK_CU_IPC_LAZY);
     return err ? cuda_says(r, err, "cuIpcOpenMemHandle") : 0;
@@ -146,12 +146,13 @@ static int find_gpu(const struct mk_cu_uuid *uuid)
     return -1;
 }
 
-/* An IPC handle can be open once a process: windows of one allocation share it. */
+/* An IPC handle can be open once a process: windows of one allocation share it. (An address alone may be that of an
+ * allocation that was freed, and whose window is still there.) */
 static struct nic_mapping *find_ipc(int client, const struct mk_nic_reg *q, int gpu)
 {
     for (struct nic_mapping *m = nic.mappings; m; m = m->next)
-        if (m->client == client && m->gpu == gpu && !m->vmm && m->base == q->u.ipc.base &&
-            m->size == q->u.ipc.size)
+        if (m->client == client && m->gpu == gpu && !m->vmm && m->size == q->u.ipc.size &&
+            !memcmp(&m->ipc, &q->u.ipc.handle, sizeof(m->ipc)))
             return m;
     return NULL;
 }

@@ -3,6 +3,7 @@
 /* GPU memory over the loop transport: registration, and every way in which one of the three processes (two ranks and
  * mknic) can go away. test_net_nic PATH_OF_MKNIC; over the stand-in driver (fake_cuda.c). */
 #include "mk/err.h"
+#include "mk/shm.h"
 #include "nic_help.h"
 #include "net/engine.h"
 #include "net/loop/loop.h"
@@ -22,6 +23,7 @@
 #define B (&p.s[1])
 #define GPU_BYTES (8u << 20)
 #define BOUND_NS 20000000000ull
+#define HASTY 1.0 /* MK_TIMEOUT, where it is to pass */
 
 static const char *program;
 static struct mk_settings set;
@@ -48,14 +50,13 @@ static struct mk_rmem *import(struct side *s, const struct mk_mr *mr)
     return mk_link_import(s->l, &key, &r) ? NULL : r;
 }
 
-static int setup(void **state)
+static int setup_with(double timeout)
 {
     uint32_t steps[PAIR_NOTES];
     uint64_t firsts[PAIR_NOTES];
-    (void)state;
     if (mk_settings_load(&set, false) || nic_start(program, NULL, &nic, &set))
         return -1;
-    set.timeout = 10;
+    set.timeout = timeout;
     for (uint32_t k = 0; k < PAIR_NOTES; k++) {
         steps[k] = k < 8 ? 8 : 1;
         firsts[k] = k < 8 ? k + 1 - 8ull : 8;
@@ -70,6 +71,18 @@ static int setup(void **state)
     }
     at_b = gpu_mr[1] ? import(A, gpu_mr[1]) : NULL;
     return gpu_mr[0] && at_b ? 0 : -1;
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    return setup_with(10);
+}
+
+static int setup_hasty(void **state)
+{
+    (void)state;
+    return setup_with(HASTY);
 }
 
 static int teardown(void **state)
@@ -309,6 +322,99 @@ static void mknic_killed(void **state)
     assert_int_equal(mk_engine_reg(A->e, (void *)(uintptr_t)gpu[0], 4096, NULL, &mr), MK_ERR_NET);
 }
 
+/* Requests to one that is stopped: the first waits for MK_TIMEOUT, the others fail at once, since all of it happens under
+ * the lock of the device. What it has not begun it never begins. */
+static void mknic_stopped(void **state)
+{
+    const uint64_t hasty = (uint64_t)(HASTY * 1e9);
+    struct mk_net_key key;
+    struct mk_rmem *r;
+    struct mk_mr *mr;
+    struct mk_shm shm;
+    int status;
+    (void)state;
+    fill(gpu[1], 65536, 2);
+    mk_mr_key(gpu_mr[1], &key);
+    assert_int_equal(kill(nic.pid, SIGSTOP), 0);
+    assert_int_equal(waitpid(nic.pid, &status, WUNTRACED), nic.pid);
+    for (uint32_t i = 0; i < 8; i++)
+        put(gpu_mr[0], i * 4096, at_b, i * 4096, 4096, i);
+    mk_engine_progress(A->e);
+    const uint64_t begin = mk_time_ns();
+    assert_int_equal(mk_engine_reg(A->e, (void *)(uintptr_t)gpu[0], 4096, NULL, &mr), MK_ERR_TIMEOUT);
+    assert_non_null(strstr(mk_last_error(), "does not answer"));
+    const uint64_t then = mk_time_ns();
+    assert_true(then - begin >= hasty);
+    for (int i = 0; i < 8; i++)
+        assert_int_equal(mk_engine_reg(A->e, (void *)(uintptr_t)gpu[0], 4096, NULL, &mr), MK_ERR_NET);
+    assert_int_equal(mk_link_import(A->l, &key, &r), MK_ERR_NET);
+    assert_non_null(strstr(mk_last_error(), "does not answer"));
+    assert_int_equal(mk_shm_create("a test's", 4096, &shm), 0);
+    assert_int_equal(mk_engine_reg(A->e, shm.addr, shm.size, &shm, &mr), 0); /* host memory needs none */
+    mk_mr_dereg(mr);
+    mk_shm_release(&shm);
+    mk_mr_dereg(gpu_mr[0]);
+    assert_true(mk_time_ns() - then < 5 * hasty); /* of twelve that would wait */
+    until_error(A, 2000000000ull, "does not answer");
+    assert_int_equal(A->ndone, 8);
+    assert_int_equal(kill(nic.pid, SIGCONT), 0);
+    mr = reg(B, gpu[1] + 4096, 4096); /* it is at work again, for others */
+    assert_non_null(mr);
+    mk_mr_dereg(mr);
+    check(gpu[1], 65536, 2);
+}
+
+/* Nor does anybody wait for ever to be let in. */
+static void mknic_deaf(void **state)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    struct mk_settings s = set;
+    struct mk_engine *e;
+    int fd[8], n = 0;
+    (void)state;
+    snprintf(a.sun_path, sizeof(a.sun_path), "%s/deaf", nic.dir);
+    snprintf(s.nic, sizeof(s.nic), "%s", a.sun_path);
+    s.timeout = HASTY;
+    const int l = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    assert_true(l >= 0 && !bind(l, (struct sockaddr *)&a, sizeof(a)) && !listen(l, 0));
+    do
+        fd[n] = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    while (!connect(fd[n++], (struct sockaddr *)&a, sizeof(a)) && n < 8);
+    assert_in_range(n, 2, 7); /* the last one found it full */
+    assert_int_equal(mk_engine_open_with(&s, &mk_loop_ops, "immediate", &e), 0);
+    assert_false(mk_engine_caps(e)->gpu_memory);
+    mk_engine_close(e);
+    while (n)
+        close(fd[--n]);
+    close(l);
+    unlink(a.sun_path);
+}
+
+/* Memory is freed, and other memory comes to its address, while the window of the first is still there. */
+static void same_address(void **state)
+{
+    mk_cu_ptr first, second;
+    (void)state;
+    assert_int_equal(cu->mem_alloc(&first, 1u << 20), 0);
+    struct mk_mr *old = reg(B, first, 1u << 20);
+    assert_non_null(old);
+    assert_int_equal(cu->mem_free(first), 0);
+    assert_int_equal(cu->mem_alloc(&second, 1u << 20), 0);
+    assert_true(second == first);
+    struct mk_mr *now = reg(B, second, 1u << 20);
+    struct mk_rmem *at = now ? import(A, now) : NULL;
+    assert_non_null(at);
+    fill(gpu[0], 65536, 8);
+    fill(second, 65536, 9);
+    put(gpu_mr[0], 0, at, 0, 65536, 0);
+    until_done(1);
+    assert_int_equal(A->nbad, 0);
+    check(second, 65536, 8);
+    mk_mr_dereg(old);
+    mk_mr_dereg(now);
+    assert_int_equal(cu->mem_free(second), 0);
+}
+
 /* The owner takes its memory back while writes are on their way: when dereg has returned none comes any more. */
 static void taken_back(void **state)
 {
@@ -415,9 +521,21 @@ int main(int argc, char **argv)
 {
 #define CASE(f) cmocka_unit_test_setup_teardown(f, setup, teardown)
     const struct CMUnitTest tests[] = {
-        CASE(private_source), CASE(virtual_memory), CASE(not_exportable), CASE(shared_and_other),
-        CASE(dropped),        CASE(failed),         CASE(delayed),        CASE(mknic_killed),
-        CASE(taken_back),     CASE(owner_killed),   CASE(strangers),      CASE(no_mknic),
+        CASE(private_source),
+        CASE(virtual_memory),
+        CASE(not_exportable),
+        CASE(shared_and_other),
+        CASE(dropped),
+        CASE(failed),
+        CASE(delayed),
+        CASE(mknic_killed),
+        CASE(taken_back),
+        CASE(owner_killed),
+        CASE(strangers),
+        CASE(no_mknic),
+        CASE(mknic_deaf),
+        CASE(same_address),
+        cmocka_unit_test_setup_teardown(mknic_stopped, setup_hasty, teardown),
     };
     if (argc != 2)
         return 2;
