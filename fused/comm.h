@@ -131,7 +131,9 @@ struct mk_gemm_call {
 };
 /* gpu: the operands are in GPU memory. Nothing is read through the pointers. */
 int mk_plan_check(const struct mk_gemm_call *call, const void *stream, bool gpu);
-/* gpu: chunks and tiles of the GPU executor. */
+/* Its part without operands: layout, dtype, sizes, activation. */
+int mk_plan_check_facts(const struct mk_gemm_call *call, bool gpu);
+/* gpu: chunks and tiles of the GPU executor. Only what was checked. */
 int mk_plan_build(const struct mk_rings *rings, bool wire_fp32, bool gpu, const struct mk_gemm_call *call,
                   struct mk_ar *ar);
 

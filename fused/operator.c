@@ -262,6 +262,8 @@ int mk_plan_info(mk_comm_t comm, int64_t m, int64_t n, mk_dtype_t dtype, struct 
     if (!ret && !out)
         ret = mk_fail_quiet(MK_ERR_INVALID, "out is NULL");
     if (!ret)
+        ret = mk_plan_check_facts(&call, comm->gpu != NULL);
+    if (!ret)
         ret =
             mk_plan_build(&comm->rings, !strcmp(comm->settings.wire, "fp32"), comm->gpu != NULL, &call, &ar);
     if (ret)
@@ -285,15 +287,15 @@ int mk_plan_info(mk_comm_t comm, int64_t m, int64_t n, mk_dtype_t dtype, struct 
 
 int mk_comm_barrier(mk_comm_t comm)
 {
-    if (!comm)
-        return mk_fail_quiet(MK_ERR_INVALID, "comm is NULL");
-    return comm->boot ? mk_boot_barrier(comm->boot) : 0;
+    const int ret = mk_comm_mine(comm);
+    return ret || !comm->boot ? ret : mk_boot_barrier(comm->boot);
 }
 
 int mk_comm_allgather(mk_comm_t comm, const void *send, void *recv, size_t bytes)
 {
-    if (!comm)
-        return mk_fail_quiet(MK_ERR_INVALID, "comm is NULL");
+    const int ret = mk_comm_mine(comm);
+    if (ret || (bytes && (!send || !recv)))
+        return ret ? ret : mk_fail_quiet(MK_ERR_INVALID, "send or recv is NULL");
     if (comm->boot)
         return mk_boot_allgather(comm->boot, send, recv, bytes);
     memcpy(recv, send, bytes);

@@ -50,7 +50,7 @@ static int check_operand(struct operand *o, size_t elem)
     return 0;
 }
 
-static int check_facts(const struct mk_gemm_call *c, bool gpu)
+int mk_plan_check_facts(const struct mk_gemm_call *c, bool gpu)
 {
     if (c->layout != MK_TN && c->layout != MK_NN && c->layout != MK_NT)
         return mk_fail_quiet(MK_ERR_INVALID, "layout %d is none of MK_TN, MK_NN, MK_NT", (int)c->layout);
@@ -74,7 +74,7 @@ static int check_facts(const struct mk_gemm_call *c, bool gpu)
 
 int mk_plan_check(const struct mk_gemm_call *c, const void *stream, bool gpu)
 {
-    int ret = check_facts(c, gpu);
+    int ret = mk_plan_check_facts(c, gpu);
     if (ret)
         return ret;
     if (stream && !gpu)

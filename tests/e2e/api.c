@@ -3,6 +3,8 @@
 /* The public API as a program would use it: every way to make a communicator, several of them at once, ranks that are
  * threads, errors that leave everything usable. Usage: api loop|ofi. */
 #include "job.h"
+#include "mk/err.h"
+#include "mk/fused.h"
 #include "tests/ref/gemm_ar_ref.h"
 #include <pthread.h>
 #include <setjmp.h>
@@ -267,6 +269,39 @@ static void ranks_as_threads(void **state)
     }
 }
 
+/* What commands ask: the same checks as of a call. */
+static void questions(mk_comm_t comm)
+{
+    struct mk_comm_info info;
+    struct mk_plan_info plan, before;
+    char bytes[8] = "same", got[8];
+    memset(&plan, 0x5a, sizeof(plan));
+    before = plan;
+    assert_int_equal(mk_comm_info(NULL, &info), MK_ERR_INVALID);
+    assert_int_equal(mk_comm_info(comm, NULL), MK_ERR_INVALID);
+    assert_int_equal(mk_plan_info(NULL, 8, 8, MK_FLOAT32, &plan), MK_ERR_INVALID);
+    assert_int_equal(mk_plan_info(comm, 8, 8, MK_FLOAT32, NULL), MK_ERR_INVALID);
+    assert_int_equal(mk_plan_info(comm, -1, 8, MK_FLOAT32, &plan), MK_ERR_INVALID);
+    assert_non_null(strstr(mk_last_error(), "M=-1"));
+    assert_int_equal(mk_plan_info(comm, 8, INT64_MIN, MK_FLOAT32, &plan), MK_ERR_INVALID);
+    assert_int_equal(mk_plan_info(comm, 8, 8, (mk_dtype_t)9, &plan), MK_ERR_INVALID);
+    assert_non_null(strstr(mk_last_error(), "dtype 9"));
+    assert_int_equal(mk_plan_info(comm, 8, 8, MK_FLOAT16, &plan), MK_ERR_UNSUPPORTED);
+    assert_int_equal(mk_plan_info(comm, INT64_MAX, 8, MK_FLOAT32, &plan), MK_ERR_UNSUPPORTED);
+    assert_int_equal(mk_plan_info(comm, 1 << 30, 1 << 30, MK_FLOAT32, &plan), MK_ERR_UNSUPPORTED);
+    assert_memory_equal(&plan, &before, sizeof(plan)); /* set last */
+    assert_int_equal(mk_plan_info(comm, 0, 8, MK_FLOAT32, &plan), 0);
+    assert_int_equal(plan.tiles, 0);
+    assert_int_equal(mk_plan_info(comm, 8, 8, MK_FLOAT32, &plan), 0);
+    assert_int_equal(plan.tiles, 1);
+    assert_int_equal(mk_comm_barrier(NULL), MK_ERR_INVALID);
+    assert_int_equal(mk_comm_allgather(NULL, bytes, got, 8), MK_ERR_INVALID);
+    assert_int_equal(mk_comm_allgather(comm, NULL, got, 8), MK_ERR_INVALID);
+    assert_int_equal(mk_comm_allgather(comm, bytes, NULL, 8), MK_ERR_INVALID);
+    assert_int_equal(mk_comm_allgather(comm, bytes, got, 8), 0);
+    assert_string_equal(got, "same");
+}
+
 static void arguments(void **state)
 {
     (void)state;
@@ -299,6 +334,7 @@ static void arguments(void **state)
     unsetenv("MK_THREADS");
     assert_int_equal(mk_comm_init_env(&comm, NULL), 0); /* one rank: no network, no MK_ROOT */
     assert_int_equal(call_and_check(comm, 1, 0), 0);
+    questions(comm);
     mk_comm_abort(comm);
     assert_int_equal(call_and_check(comm, 1, 0), MK_ERR_ABORTED);
     assert_int_equal(mk_comm_destroy(comm), 0);
