@@ -76,7 +76,7 @@ static int move_to_gpu(uint8_t *seen, int i)
     return 0;
 }
 
-static int load(struct half *h, const char *transport)
+int half_settings(struct half *h, const char *transport)
 {
     setenv("MK_IFNAME", "lo", 0);
     setenv("MK_TIMEOUT", "10", 0);
@@ -94,7 +94,7 @@ int transport_missing(const char *transport, const char *test)
     memset(&h, 0, sizeof(h));
     const pid_t child = fork(); /* the network is opened by children only */
     if (!child) {
-        const int ret = load(&h, transport) || mk_p2p_open(&h.s, &h.p);
+        const int ret = half_settings(&h, transport) || mk_p2p_open(&h.s, &h.p);
         if (!ret)
             mk_p2p_close(h.p);
         else
@@ -123,7 +123,7 @@ int run_pair(const char *transport, int (*fn)(struct half *), int both)
         h.who = i;
         h.fd = fds[i];
         close(fds[!i]);
-        const int ret = load(&h, transport) || fn(&h);
+        const int ret = half_settings(&h, transport) || fn(&h);
         half_close(&h);
         fflush(NULL);
         exit(ret); /* leaks are looked for */

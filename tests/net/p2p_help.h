@@ -49,8 +49,9 @@ int run_pair(const char *transport, int (*fn)(struct half *), int both);
 /* 0, or 77 after a line that says why: this transport is not here. */
 int transport_missing(const char *transport, const char *test);
 
-int half_open(struct half *h); /* the device */
-int half_join(struct half *h); /* the comms and memory */
+int half_settings(struct half *h, const char *transport); /* run_pair has done it */
+int half_open(struct half *h);                            /* the device */
+int half_join(struct half *h);                            /* the comms and memory */
 /* The comms alone, from and to device p; NULL: not that one. Both sides call it at once. */
 int half_meet(struct half *h, struct mk_p2p *p, struct mk_p2p_comm **tx, struct mk_p2p_comm **rx);
 void half_drive(struct mk_p2p *p, int times);
