@@ -4,10 +4,11 @@
  * The text compiles as C11, C++17 and CUDA; with a C compiler one thread stands for one block, so a schedule can be
  * tested without a GPU.
  *
- *   mk/dev/dev.h    lanes, block barrier, loads and stores with a scope in their name, a clock
- *   mk/dev/flag.h   publish and consume; counters that start anew with each launch
- *   mk/dev/cmd.h    a command for the proxy: write this range to that peer, then raise that flag
- *   mk/dev/ring.h   the ring that takes commands from kernels to the proxy thread
+ *   mk/dev/dev.h      lanes, block barrier, loads and stores with a scope in their name, a clock
+ *   mk/dev/flag.h     publish and consume; counters that start anew with each launch
+ *   mk/dev/cmd.h      a command for the proxy: write this range to that peer, then raise that flag
+ *   mk/dev/ring.h     the ring that takes commands from kernels to the proxy thread
+ *   mk/dev/control.h  how many blocks communicate, how many compute, from what they measured
  *
  * How to write a fused kernel:
  *  1. Launch no more blocks than are resident at once. A block takes a role by arrival order (mk_add_gpu_u64 on a
@@ -33,3 +34,4 @@
 #include "mk/dev/cmd.h"
 #include "mk/dev/ring.h"
 #include "mk/dev/flag.h"
+#include "mk/dev/control.h"

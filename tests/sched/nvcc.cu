@@ -24,3 +24,13 @@ extern "C" __global__ void shared_text(struct mk_ring ring, uint64_t *flag, uint
     mk_publish_gpu(flag, value);
     mk_publish_sys(flag + 1, value);
 }
+
+extern "C" __global__ void controller(struct mk_ctl_conf f, struct mk_ctl *c, const struct mk_ctl_sample *s,
+                                      int *out)
+{
+    if (mk_lane() != 0)
+        return;
+    mk_ctl_begin(&f, c, mk_now_ns());
+    if (mk_ctl_due(&f, c, s))
+        *out = mk_ctl_act(mk_ctl_role(mk_ctl_step(&f, c, s), 1), out[1], out[2], out[3] != 0);
+}
