@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
 /* GEMM on the GPU: choice of kernel, tensor maps, launch. Kernels: gemm.cu. */
+#include "cuda/block.h"
 #include "cuda/gemm.h"
 #include "mk/err.h"
 #include "mk/log.h"
@@ -227,7 +228,7 @@ static const char *type_name(const struct mk_gemm_problem *p)
 int mk_gemm_cuda_smem(int bn)
 {
     const int stage = (128 + bn) * 128, out = bn >= 128 ? 32768 : 16384;
-    const int fit = (232448 - 2048 - out) / stage;
+    const int fit = (MK_SMEM_MAX - 2048 - out) / stage;
     return 2048 + (fit > 8 ? 8 : fit) * stage + out;
 }
 
@@ -266,7 +267,7 @@ static int launch_big(const struct mk_cuda *cu, const struct mk_gemm_problem *p,
     const int64_t tiles = up(p->m, 128 * c->cm) * up(p->n, c->bn) * c->cm;
     const int64_t grid = tiles < c->blocks / c->cm * c->cm ? tiles : c->blocks / c->cm * c->cm;
     snprintf(name, sizeof(name), "gemm_%s_%s_%dx%d", layouts[p->layout], type_name(p), c->bn, c->cm);
-    return launch(cu, p, name, mk_gemm_cuda_smem(c->bn), (int)grid, 384, c->cm, true, &q, stream);
+    return launch(cu, p, name, mk_gemm_cuda_smem(c->bn), (int)grid, MK_BIG_THREADS, c->cm, true, &q, stream);
 }
 
 /* Stages of the pipeline: the memory of one block a multiprocessor, with what 4.3 TB/s need in flight. */
@@ -316,7 +317,8 @@ static int launch_skinny(const struct mk_cuda *cu, const struct mk_gemm_problem 
     if (ret)
         return ret;
     snprintf(name, sizeof(name), "skinny_%s_%s_%dx%d", layouts[p->layout], type_name(p), c->bn, c->splits);
-    return launch(cu, p, name, smem, mk_gemm_cuda_skinny_grid(p, c), 160, c->splits, true, &q, stream);
+    return launch(cu, p, name, smem, mk_gemm_cuda_skinny_grid(p, c), MK_SKINNY_THREADS, c->splits, true, &q,
+                  stream);
 }
 
 static int launch_portable(const struct mk_cuda *cu, const struct mk_gemm_problem *p,
@@ -339,7 +341,8 @@ static int launch_portable(const struct mk_cuda *cu, const struct mk_gemm_proble
     q.layout = (int32_t)p->layout;
     const int64_t tiles = up(p->m, 128) * up(p->n, 128);
     snprintf(name, sizeof(name), "portable_%s", type_name(p));
-    return launch(cu, p, name, 0, (int)(tiles < c->blocks ? tiles : c->blocks), 256, 1, false, &q, stream);
+    return launch(cu, p, name, 0, (int)(tiles < c->blocks ? tiles : c->blocks), MK_PORTABLE_THREADS, 1, false,
+                  &q, stream);
 }
 
 int mk_gemm_cuda_launch(const struct mk_gemm_problem *p, const struct mk_gemm_choice *c, void *stream)

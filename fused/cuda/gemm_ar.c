@@ -2,6 +2,7 @@
  * Copyright mKernel authors */
 /* GEMM+AllReduce on the GPU: choice of kernel and budget, launch. Kernels: gemm_ar_kernels.cuh. */
 #include "comm.h"
+#include "cuda/block.h"
 #include "cuda/gemm.h"
 #include "cuda/gpu.h"
 #include "mk/err.h"
@@ -29,7 +30,6 @@ static const char *const layouts[] = {"tn", "nn", "nt"};
 #define PATIENCE_NS 20000 /* about half of a tile of 128 x 256 x 4096 */
 
 #define BOX_BYTES 2048 /* tile/bulk_sm90.cuh */
-#define AR_SMEM 232448 /* all that a block can have */
 
 static int min_int(int a, int b)
 {
@@ -102,14 +102,15 @@ static int launch(struct mk_comm *comm, const struct mk_gemm_problem *p, struct 
         ar->patience_ns = PATIENCE_NS;
         q.ar = *ar;
         snprintf(name, sizeof(name), "gemm_ar_%s_%s_%d", layouts[p->layout], type, bn);
-        return mk_cuda_start(g->cu, image, name, AR_SMEM, ar->blocks, 384, 1, false, &q, stream);
+        return mk_cuda_start(g->cu, image, name, MK_SMEM_MAX, ar->blocks, MK_BIG_THREADS, 1, false, &q,
+                             stream);
     }
     ar->grid.tile_n = 128;
     mk_grid_count(&ar->grid);
     ar->tile_parts = 1;
     ar->patience_ns = PATIENCE_NS;
     snprintf(name, sizeof(name), "gemm_ar_portable_%s", type);
-    return mk_cuda_start(g->cu, plain, name, 0, ar->blocks, 256, 1, false, ar, stream);
+    return mk_cuda_start(g->cu, plain, name, 0, ar->blocks, MK_PORTABLE_THREADS, 1, false, ar, stream);
 }
 
 /* Latency path. Its partials are mk_gemm's of the same kernel, without epilogue, bit by bit. */
@@ -133,19 +134,21 @@ static int launch_latency(struct mk_comm *comm, const struct mk_gemm_problem *p,
         const int ret = mk_gemm_cuda_skinny(g->cu, p, &choice, &q.gemm, &smem);
         if (ret)
             return ret;
-        ar->blocks = mk_gemm_cuda_skinny_grid(p, &choice);
+        const int grid = mk_gemm_cuda_skinny_grid(p, &choice);
+        ar->blocks = grid / choice.splits; /* clusters: ops/gemm_ar_ll_do.h */
+        ar->max_helpers = ar->max_helpers / choice.splits > 0 ? ar->max_helpers / choice.splits : 1;
         q.ar = *ar;
         snprintf(name, sizeof(name), "gemm_ar_ll_%s_%s_%dx%d", layouts[p->layout], f16 ? "fp16" : "bf16",
                  choice.bn, choice.splits);
-        return mk_cuda_start(g->cu, f16 ? MK_IMAGE_AR_LL_FP16 : MK_IMAGE_AR_LL_BF16, name, smem, ar->blocks,
-                             192, choice.splits, true, &q, stream);
+        return mk_cuda_start(g->cu, f16 ? MK_IMAGE_AR_LL_FP16 : MK_IMAGE_AR_LL_BF16, name, smem, grid,
+                             MK_LL_THREADS(choice.bn), choice.splits, true, &q, stream);
     }
     ar->grid.tile_n = 128;
     mk_grid_count(&ar->grid);
     ar->blocks = min_int(ar->blocks, (int)mk_tiles(&ar->grid));
     snprintf(name, sizeof(name), "gemm_ar_ll_portable_%s", f16 ? "fp16" : "bf16");
     return mk_cuda_start(g->cu, f16 ? MK_IMAGE_AR_PORTABLE_FP16 : MK_IMAGE_AR_PORTABLE_BF16, name, 0,
-                         ar->blocks, 256, 1, false, ar, stream);
+                         ar->blocks, MK_PORTABLE_THREADS, 1, false, ar, stream);
 }
 
 /* Launches of a communicator run one after the other, whatever their streams. Within a capture the graph's edges are

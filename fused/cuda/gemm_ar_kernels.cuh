@@ -3,6 +3,7 @@
 /* Kernels of GEMM+AllReduce for Hopper: gemm_ar_LAYOUT_TYPE_BN, tiles of 128 x BN. MK_TILE_F16 chooses the type of
  * the translation unit. */
 #pragma once
+#include "cuda/block.h"
 #include <cstddef>
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 900
@@ -31,7 +32,7 @@ struct mk_ar_shared {
     uint64_t pos[MK_POS_MAX];
 };
 constexpr uint32_t MK_AR_WORDS = 4 * 49152 + 32768 + 256;
-static_assert(MK_AR_WORDS + sizeof(mk_ar_shared) <= 232448, "MK_AR_SMEM of gemm_ar.c");
+static_assert(MK_AR_WORDS + sizeof(mk_ar_shared) <= MK_SMEM_MAX, "all that a block can have");
 static_assert(MK_BULK_WARPS * MK_BULK_SHARE <= 4 * 49152, "the stages");
 MK_DEV mk_ar_shared *mk_shared(void)
 {

@@ -4,11 +4,13 @@
  * another end: a finished tile goes out as LL words. The next kernel in the stream may start early, but only once no block
  * of ours waits for other ranks: its blocks would hold multiprocessors all that time. */
 #pragma once
+#include "cuda/block.h"
 #include <cstddef>
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 900
 #define MK_DEV_LANES 128
-#define MK_LL_WATCHER 160
+#define MK_LL_WATCHER 160 /* in warp 5 */
+#define MK_LL_HELPERS 192 /* from warp 6 on: they sum too, and nothing else */
 #define MK_LOTS 1
 #include "tile/ptx_sm90.cuh"
 #include "tile/ll.cuh"
@@ -73,11 +75,71 @@ MK_DEV void mk_ll_send_sums(const mk_skinny_block<NT, S, TW> &b, const struct mk
         mk_ll_send_tile<NT, S, TW, RANK>(b, ar, position, thread);
 }
 
+/* A cluster's ticket: block 0 takes it and stores it into the other block's shared memory, whose barrier counts the bytes. */
+struct mk_ll_shared {
+    alignas(16) mk_ll_ticket ticket; /* written by block 0, read by this block */
+    uint64_t here;
+};
+static_assert(sizeof(mk_ll_ticket) == 32, "two stores of 16 bytes");
+
+/* The watcher; the other block of the cluster has set its barriers up. */
+template <int S>
+MK_DEV void mk_ll_begin(const struct mk_ar *ar, mk_ll_words *w, uint32_t rank, mk_ll_shared *shared)
+{
+    if (rank == 0) {
+        const mk_ll_ticket t = mk_ll_take(ar, &w->block.blk);
+        if (S > 1) {
+            const uint32_t to = mk_cluster_map(mk_smem(&shared->ticket), 1),
+                           bar = mk_cluster_map(mk_smem(&shared->here), 1);
+            mk_cluster_send2(to, t.epoch, t.position, bar);
+            mk_cluster_send2(to + 16, t.left, t.ticket | (uint64_t)t.aborted << 32, bar);
+        }
+        mk_ll_enter(ar, w, t, 0, S);
+    } else {
+        mk_mbar_wait(mk_smem(&shared->here), 0);
+        mk_ll_enter(ar, w, shared->ticket, rank, S);
+    }
+}
+
+/* The watcher's life, until the block waits for nothing any more. */
+template <int S>
+MK_DEV void mk_ll_keep_watch(const struct mk_ar *ar, mk_ll_words *w, uint32_t rank, mk_ll_shared *shared)
+{
+    mk_ll_begin<S>(ar, w, rank, shared);
+    mk_mbar_arrive(mk_smem(&w->entered));
+    const bool stays = mk_ll_stays(ar, w->block.blk.ticket);
+    if (w->block.aborted)
+        mk_mbar_arrive(mk_smem(&w->stop));
+    while (!w->block.aborted) {
+        const bool exchanged = w->headers == mk_ll_every_header(ar);
+        if (exchanged && (!stays || mk_mbar_test(mk_smem(&w->over), 0)))
+            break;
+        if (mk_ll_watch(ar, w)) {
+            mk_mbar_arrive(mk_smem(&w->stop));
+            break;
+        }
+    }
+    mk_mbar_arrive(mk_smem(&w->watched));
+}
+/* Once, one thread. */
+MK_DEV void mk_ll_barriers(mk_ll_words *w, mk_ll_shared *shared, bool told)
+{
+    mk_mbar_init(mk_smem(&w->entered), 1);
+    mk_mbar_init(mk_smem(&w->over), 1);
+    mk_mbar_init(mk_smem(&w->stop), 1);
+    mk_mbar_init(mk_smem(&w->watched), 1);
+    mk_mbar_init(mk_smem(&shared->here), 1);
+    mk_mbar_init_fence();
+    if (told)
+        mk_mbar_expect(mk_smem(&shared->here), sizeof(shared->ticket));
+}
+
 template <int NT, int S, int TW, bool F16>
 static __device__ __forceinline__ void mk_gemm_ar_ll_run(const mk_gemm_ar_ll &p)
 {
     extern __shared__ uint8_t raw[];
     __shared__ mk_ll_words words;
+    __shared__ mk_ll_shared shared;
     const struct mk_ar *ar = &p.ar;
     const mk_skinny_block<NT, S, TW> block(p.gemm, (mk_smem(raw) + 1023) & ~1023u);
     const uint32_t thread = threadIdx.x;
@@ -88,36 +150,28 @@ static __device__ __forceinline__ void mk_gemm_ar_ll_run(const mk_gemm_ar_ll &p)
         mk_tma_prefetch(&p.gemm.x);
         block.ask_ahead();
     } else if (thread == MK_LL_WATCHER) {
-        mk_mbar_init(mk_smem(&words.entered), 1);
-        mk_mbar_init(mk_smem(&words.over), 1);
-        mk_mbar_init(mk_smem(&words.stop), 1);
-        mk_mbar_init(mk_smem(&words.watched), 1);
+        mk_ll_barriers(&words, &shared, S > 1 && block.rank);
     }
     __syncthreads();
     if (S > 1)
         mk_cluster_arrive();
     mk_grid_wait();
-    if (thread >= MK_LL_WATCHER) { /* a warp of its own: what it does would hold up the multiplication */
-        if (thread == MK_LL_WATCHER) {
-            mk_ll_enter(ar, &words);
-            mk_mbar_arrive(mk_smem(&words.entered));
-            const bool stays = mk_ll_stays(ar, words.block.blk.ticket);
-            if (words.block.aborted)
-                mk_mbar_arrive(mk_smem(&words.stop));
-            while (!words.block.aborted) {
-                const bool exchanged = words.headers == mk_ll_every_header(ar);
-                if (exchanged && (!stays || mk_mbar_test(mk_smem(&words.over), 0)))
-                    break;
-                if (mk_ll_watch(ar, &words)) {
-                    mk_mbar_arrive(mk_smem(&words.stop));
-                    break;
-                }
-            }
-            mk_mbar_arrive(mk_smem(&words.watched));
-        }
-        __syncwarp();
+    constexpr uint32_t HELPERS = MK_LL_THREADS(NT) - MK_LL_HELPERS, SUMMERS = MK_DEV_LANES + HELPERS;
+    constexpr int ROWS = NT == 16 ? 8 : 4; /* of sums at a time */
+    if (HELPERS > 0 && thread >= MK_LL_HELPERS) {
         if (S > 1)
             mk_cluster_wait();
+        /* Until the block's first warp has sent. A barrier of the hardware: eight warps that look at a word in shared
+         * memory slow the multiplication down. */
+        mk_bar_sync(3, HELPERS + 32);
+        mk_ll_join<F16, ROWS>(ar, &words, thread - MK_LL_HELPERS + mk_lanes(), SUMMERS);
+        return;
+    }
+    if (thread >= MK_LL_WATCHER) { /* a warp of its own: what it does would hold up the multiplication */
+        if (S > 1)
+            mk_cluster_wait(); /* the other's barriers are there */
+        if (thread == MK_LL_WATCHER)
+            mk_ll_keep_watch<S>(ar, &words, block.rank, &shared);
         return;
     }
     if (thread >= 128) {
@@ -139,11 +193,11 @@ static __device__ __forceinline__ void mk_gemm_ar_ll_run(const mk_gemm_ar_ll &p)
         mk_ll_send_sums<NT, S, TW, 0, F16>(block, ar, words.position, thread, acc, sends);
     else
         mk_ll_send_sums<NT, S, TW, S - 1, F16>(block, ar, words.position, thread, acc, sends);
-    mk_ll_end<F16, NT == 8 ? 4 : NT == 16 ? 8 : 16>(ar, &words);
+    mk_ll_end<F16, ROWS>(ar, &words, SUMMERS);
 }
 
 #define MK_AR_LL(layout, TW, type, NT, S)                                                                    \
-    extern "C" __global__ void __launch_bounds__(192, 1)                                                     \
+    extern "C" __global__ void __launch_bounds__(MK_LL_THREADS(NT), 1)                                       \
         gemm_ar_ll_##layout##_##type##_##NT##x##S(const __grid_constant__ mk_gemm_ar_ll p)                   \
     {                                                                                                        \
         mk_gemm_ar_ll_run<NT, S, TW, MK_TILE_F16 != 0>(p);                                                   \

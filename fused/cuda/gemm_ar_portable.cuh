@@ -3,6 +3,7 @@
 /* gemm_ar_portable_TYPE, and gemm_ar_ll_portable_TYPE on the latency path: GEMM+AllReduce without Hopper instructions, for any alignment, K = 0 and empty C; tiles of
  * 128 x 128, blocks of 256 threads that switch roles at every task. */
 #pragma once
+#include "cuda/block.h"
 #include "tile/gemm_portable.cuh"
 #define MK_TILE_WIDTH 1
 #include "cuda/gemm_ar_block.cuh"
@@ -47,22 +48,25 @@ static __device__ __forceinline__ void mk_ll_portable_run(const mk_ar &args)
 {
     __shared__ mk_ll_words words;
     const struct mk_ar *ar = &args;
-    if (threadIdx.x == 0)
-        mk_ll_enter(ar, &words);
+    if (threadIdx.x == 0) {
+        mk_ar_block blk;
+        mk_ll_enter(ar, &words, mk_ll_take(ar, &blk), 0, 1);
+    }
     __syncthreads();
     mk_ll_clear(ar, words.position);
     for (uint32_t t = blockIdx.x; t < mk_tiles(&ar->grid) && !words.block.aborted; t += gridDim.x) {
         if (!ar->skip_compute)
             mk_ar_portable_tile(ar, t);
         __syncthreads(); /* C is written, by this block */
+        mk_ll_partials_read();
         mk_ll_send_from_c(ar, words.position, t);
     }
     /* Sums go to C, which other blocks may still read: whoever has all ranks' words of a group has this rank's too. */
-    mk_ll_end<MK_TILE_F16 != 0, 4>(ar, &words);
+    mk_ll_end<MK_TILE_F16 != 0, 4>(ar, &words, mk_lanes());
 }
 
 #define MK_AR_PORTABLE(type)                                                                                 \
-    extern "C" __global__ void __launch_bounds__(256)                                                        \
+    extern "C" __global__ void __launch_bounds__(MK_PORTABLE_THREADS)                                        \
         gemm_ar_portable_##type(const __grid_constant__ mk_ar ar)                                            \
     {                                                                                                        \
         __shared__ mk_block_words words;                                                                     \
@@ -76,7 +80,7 @@ static __device__ __forceinline__ void mk_ll_portable_run(const mk_ar &args)
         }                                                                                                    \
         mk_block_leave(&ar, &words);                                                                         \
     }                                                                                                        \
-    extern "C" __global__ void __launch_bounds__(256)                                                        \
+    extern "C" __global__ void __launch_bounds__(MK_PORTABLE_THREADS)                                        \
         gemm_ar_ll_portable_##type(const __grid_constant__ mk_ar ar)                                         \
     {                                                                                                        \
         mk_ll_portable_run(ar);                                                                              \

@@ -4,6 +4,7 @@
  * skinny_LAYOUT_TYPE_NTxS (few rows, S parts of K), portable_TYPE. The Hopper ones exist for sm_90a only.
  * One file a type, so that they compile side by side. */
 #pragma once
+#include "cuda/block.h"
 #include "tile/gemm_portable.cuh"
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 900
@@ -11,7 +12,7 @@
 #include "tile/gemm_sm90.cuh"
 
 #define MK_BIG(layout, L, type, F16, BN, CM)                                                                 \
-    extern "C" __global__ void __launch_bounds__(384, 1)                                                     \
+    extern "C" __global__ void __launch_bounds__(MK_BIG_THREADS, 1)                                          \
         gemm_##layout##_##type##_##BN##x##CM(const __grid_constant__ mk_gemm_sm90 p)                         \
     {                                                                                                        \
         mk_gemm_sm90_run<BN, L, F16, CM>(p);                                                                 \
@@ -23,7 +24,7 @@
     MK_BIG(layout, L, type, F16, 128, 1)                                                                     \
     MK_BIG(layout, L, type, F16, 64, 1)
 #define MK_SKINNY(layout, TW, type, F16, NT, S)                                                              \
-    extern "C" __global__ void __launch_bounds__(160, 1)                                                     \
+    extern "C" __global__ void __launch_bounds__(MK_SKINNY_THREADS, 1)                                       \
         skinny_##layout##_##type##_##NT##x##S(const __grid_constant__ mk_gemm_skinny p)                      \
     {                                                                                                        \
         mk_gemm_skinny_run<NT, S, TW, F16>(p);                                                               \
@@ -47,7 +48,7 @@
 
 #define MK_GEMM_KERNELS(type, F16)                                                                           \
     MK_HOPPER_KERNELS(type, F16)                                                                             \
-    extern "C" __global__ void __launch_bounds__(256)                                                        \
+    extern "C" __global__ void __launch_bounds__(MK_PORTABLE_THREADS)                                        \
         portable_##type(const __grid_constant__ mk_gemm_portable p)                                          \
     {                                                                                                        \
         mk_gemm_portable_run<F16>(p);                                                                        \

@@ -2,11 +2,13 @@
  * Copyright mKernel authors */
 /* GEMM+AllReduce, latency path (few rows, one node): what a launch decides. Every block computes its tiles, rounds them
  * to the type of C and stores them as LL words into its slot of every local rank, its own too; then it has nothing more
- * to wait for. At most R blocks, by arrival ticket, stay: they take the groups of C in turns, wait for all ranks' words
- * of them, sum in rank order, apply the epilogue and store C. The blocks that stay are the last to arrive: when one of
- * them waits, every other block of the launch has at least begun, so none of them waits for a multiprocessor that it
- * holds, and a launch keeps at most R blocks waiting for others. They and the first block count themselves out: sums need
- * this rank's own words too, so all other blocks have sent everything before the last of them leaves.
+ * to wait for. Some stay: they take the groups of C in turns, wait for all ranks' words of them, sum in rank order, apply
+ * the epilogue and store C. The unit is the cluster (of one block or more, which run together): a cluster has one ticket,
+ * stays or leaves as a whole, and here `blocks` and R count clusters. At most R stay, the last to arrive: when one of
+ * them waits, every other cluster of the launch has at least begun, so none of them waits for a multiprocessor that it
+ * holds, and a launch keeps at most R clusters waiting for others. All blocks that stay and the first block count
+ * themselves out: sums need this rank's own words too, so all other blocks have sent everything before the last of them
+ * leaves. The first block is the first cluster's block 0, the last one the last cluster's.
  *
  * Headers as in every launch: the first block sends them, the last one takes them, and says so if one is of another call.
  * They are not what anybody waits for, though: the first block says the same, epoch and signature, in LL words (a head),
@@ -15,7 +17,7 @@
 #pragma once
 #include "ops/gemm_ar_do.h"
 
-/* Does a block stay for the sums? */
+/* Does a cluster stay for the sums? */
 MK_DEV bool mk_ll_stays(const struct mk_ar *ar, uint32_t ticket)
 {
     return (int32_t)ticket >= ar->blocks - ar->max_helpers;
@@ -25,21 +27,22 @@ MK_DEV uint32_t mk_ll_staying(const struct mk_ar *ar)
 {
     return (uint32_t)(ar->max_helpers < ar->blocks ? ar->max_helpers : ar->blocks);
 }
-/* How many count themselves out: these, and the first block, which uses the positions of the headers that it sends. */
-MK_DEV uint32_t mk_ll_counted(const struct mk_ar *ar)
+/* How many blocks count themselves out: those of these clusters (`size` blocks each), and the first block, which uses the
+ * positions of the headers that it sends. */
+MK_DEV uint32_t mk_ll_counted(const struct mk_ar *ar, uint32_t size)
 {
-    return mk_ll_staying(ar) + (mk_ll_stays(ar, 0) ? 0 : 1);
+    return mk_ll_staying(ar) * size + (mk_ll_stays(ar, 0) ? 0 : 1);
 }
 
 MK_DEV uint64_t mk_ll_every_header(const struct mk_ar *ar)
 {
     return ar->rings.topo.nlocal == 32 ? ~0ull : (1ull << (2 * ar->rings.topo.nlocal)) - 1;
 }
-/* Headers that a block has nothing to do with, as bits: 2p out, 2p + 1 in, of local rank p. */
-MK_DEV uint64_t mk_ll_no_headers(const struct mk_ar *ar, const struct mk_ar_block *blk)
+/* Headers that block `rank` of a cluster has nothing to do with, as bits: 2p out, 2p + 1 in, of local rank p. */
+MK_DEV uint64_t mk_ll_no_headers(const struct mk_ar *ar, const struct mk_ar_block *blk, uint32_t rank)
 {
-    const uint64_t out = blk->ticket == 0 ? 0 : 0x5555555555555555ull;
-    const uint64_t in = (int32_t)blk->ticket == ar->blocks - 1 ? 0 : 0xaaaaaaaaaaaaaaaaull;
+    const uint64_t out = blk->ticket == 0 && !rank ? 0 : 0x5555555555555555ull;
+    const uint64_t in = (int32_t)blk->ticket == ar->blocks - 1 && !rank ? 0 : 0xaaaaaaaaaaaaaaaaull;
     return (out | in | 3ull << (2 * ar->rings.topo.local)) & mk_ll_every_header(ar);
 }
 /* One lane of the first or last block: headers that can go or have come. done: their bits; returns them with new ones. */

@@ -29,7 +29,7 @@
 
 constexpr uint32_t MK_TILE_END = 0xffffffffu;
 constexpr uint32_t MK_TILES_AHEAD = 4;
-constexpr int MK_AR_THREADS = 384;
+constexpr int MK_AR_THREADS = MK_BIG_THREADS;
 static_assert(MK_DEV_LANES == 256, "the shared text runs on the consumers");
 
 struct mk_session_words { /* in shared memory */

@@ -32,7 +32,7 @@ template <int BN> struct mk_gemm_sm90_size {
     static constexpr int stage = (MK_BM + BN) * MK_BK * 2;
     static constexpr int out =
         BN >= 128 ? 32768 : 16384; /* two consumers, one or two boxes of 64 x 64 each */
-    static constexpr int stages_fit = (232448 - 1024 - 1024 - out) / stage;
+    static constexpr int stages_fit = (MK_SMEM_MAX - 1024 - 1024 - out) / stage;
     static constexpr int stages = stages_fit > 8 ? 8 : stages_fit;
     static constexpr int bytes = 1024 + stages * stage + out + 1024;
 };

@@ -17,6 +17,7 @@ struct mk_ll_words {
     uint64_t position, headers; /* mk_ll_headers */
     uint64_t left;              /* state->left, as it was */
     uint32_t polls;
+    uint32_t rank, size;                   /* in the cluster; of the cluster */
     uint64_t entered, over, stop, watched; /* barriers, with a watcher */
     int all;
 };
@@ -67,31 +68,53 @@ MK_DEV void mk_ll_clear(const struct mk_ar *ar, uint64_t position)
     mk_block_sync();
 }
 
-/* Thread 0, when the launches before this one are over. */
-MK_DEV void mk_ll_enter(const struct mk_ar *ar, mk_ll_words *w)
+/* The same launch to every block of a cluster: what its block 0 read and took. */
+struct mk_ll_ticket {
+    uint64_t epoch, position, left;
+    uint32_t ticket, aborted;
+};
+
+/* Block 0 of a cluster, one thread, when the launches before this one are over. */
+MK_DEV mk_ll_ticket mk_ll_take(const struct mk_ar *ar, mk_ar_block *blk)
 {
-    mk_block_words *b = &w->block;
+    mk_ll_ticket t;
     /* before the ticket: who has the last one knows that all have read them */
-    w->position = mk_ld_rlx_gpu_u64(&ar->state->ll_pos);
-    w->left = mk_ld_rlx_gpu_u64(&ar->state->left);
+    t.position = mk_ld_rlx_gpu_u64(&ar->state->ll_pos);
+    t.left = mk_ld_rlx_gpu_u64(&ar->state->left);
     /* After a failure position and epoch stand still: a launch that was queued behind it must not say anything, which
      * peers would take for words of the call that failed. */
-    const uint64_t aborted = mk_peek_sys_u64(ar->abort_word);
-    mk_ar_enter(ar, &b->blk);
-    if (b->blk.ticket == 0 && !aborted)
-        mk_ll_heads_out(ar, &b->blk, w->position);
+    t.aborted = mk_peek_sys_u64(ar->abort_word) != 0;
+    mk_ar_enter(ar, blk);
+    t.epoch = blk->epoch;
+    t.ticket = blk->ticket;
+    if (t.ticket == 0 && !t.aborted)
+        mk_ll_heads_out(ar, blk, t.position);
+    return t;
+}
+/* One thread of every block of the cluster. */
+MK_DEV void mk_ll_enter(const struct mk_ar *ar, mk_ll_words *w, const mk_ll_ticket &t, uint32_t rank,
+                        uint32_t size)
+{
+    mk_block_words *b = &w->block;
+    b->blk.epoch = t.epoch;
+    b->blk.tag = (uint32_t)t.epoch;
+    b->blk.ticket = t.ticket;
+    w->position = t.position;
+    w->left = t.left;
+    w->rank = rank;
+    w->size = size;
     b->idle = 0;
     b->sent = b->lost = 0;
-    b->aborted = aborted != 0;
+    b->aborted = (int)t.aborted;
     for (int i = 0; i < MK_LOOK_MAX; i++)
         b->looks.got[i] = -1;
     b->entered_ns = mk_now_ns();
     b->told_ns = 0;
-    w->headers = mk_ll_no_headers(ar, &b->blk);
+    w->headers = mk_ll_no_headers(ar, &b->blk, rank);
     w->polls = 1;
     w->all = 0;
-    if (b->blk.ticket == 0)
-        mk_st_rlx_sys_u64(&mk_gpu_of(ar)->words->begun, b->blk.epoch);
+    if (t.ticket == 0 && rank == 0)
+        mk_st_rlx_sys_u64(&mk_gpu_of(ar)->words->begun, t.epoch);
 }
 
 /* One thread: what a block has to do that waits, or that has headers left. Returns whether the launch was aborted. */
@@ -126,6 +149,16 @@ MK_DEV int mk_ll_all(const struct mk_ar *ar, mk_ll_words *w, bool mine)
         w->all = mk_ll_watch(ar, w) ? -1 : 0;
     mk_block_sync();
     return w->all;
+#endif
+}
+
+/* Where tiles go to C before they are sent (the portable kernel): between a block's tile, or its own words and those of
+ * others, and what the next words or sums in C say. Words are relaxed; this makes a tile's stores to C come before the sums
+ * that other blocks store there. */
+MK_DEV void mk_ll_partials_read(void)
+{
+#ifndef MK_LL_WATCHER
+    asm volatile("fence.acq_rel.gpu;" ::: "memory");
 #endif
 }
 
@@ -180,15 +213,18 @@ MK_DEV bool mk_ll_pairs(const struct mk_ar *ar, const uint32_t (&v)[2][U][2], ui
 #endif
 }
 
-/* All threads of a block that stays: its share of the sums. The threads of all these blocks stand side by side in rows
+/* All `summers` of a block that stays, each with its number, those beyond mk_lanes() do nothing else: the block's share
+ * of the sums. The threads of all these blocks stand side by side in rows
  * (as many as fit) over the groups of C's rows, so that a thread stays in its columns: next to nothing is left to compute
  * for a group, which is what counts where a warp takes 6 cycles an instruction. */
-template <bool F16, int U> MK_DEV void mk_ll_sum(const struct mk_ar *ar, mk_ll_words *w)
+template <bool F16, int U>
+MK_DEV void mk_ll_sum(const struct mk_ar *ar, mk_ll_words *w, uint32_t number, uint32_t summers)
 {
     const struct mk_topo *t = &ar->rings.topo;
     const uint32_t row_groups = mk_ll_row_groups(ar->grid.n), mark = mk_ll_mark(w->position);
-    const uint32_t all = mk_ll_staying(ar) * mk_lanes();
-    const uint32_t me = ((uint32_t)ar->blocks - 1 - w->block.blk.ticket) * mk_lanes() + mk_lane();
+    const uint32_t all = mk_ll_staying(ar) * w->size * summers;
+    const uint32_t block = ((uint32_t)ar->blocks - 1 - w->block.blk.ticket) * w->size + w->rank;
+    const uint32_t me = block * summers + number;
     const uint32_t wide = row_groups < all ? row_groups : all, tall = all / wide; /* of the threads' rows */
     const int32_t m = (int32_t)ar->grid.m, n = (int32_t)ar->grid.n;
     const bool aligned = (uint64_t)ar->c % 8 == 0 && ar->ldc % 4 == 0;
@@ -228,6 +264,7 @@ template <bool F16, int U> MK_DEV void mk_ll_sum(const struct mk_ar *ar, mk_ll_w
                     here = mk_ll_all(ar, w, mine);
                 } while (!here);
                 match = true;
+                mk_ll_partials_read();
                 done = here > 0 &&
                        mk_ll_pairs<F16, U>(ar, v, c, (int64_t)tall * ar->ldc, rows, (int32_t)tall, whole);
                 if (done)
@@ -249,13 +286,28 @@ template <bool F16, int U> MK_DEV void mk_ll_sum(const struct mk_ar *ar, mk_ll_w
     }
 }
 
+/* All `summers`, when the block has sent all of its tiles: it stays or not, with or without an abort before that. */
+template <bool F16, int U>
+MK_DEV void mk_ll_join(const struct mk_ar *ar, mk_ll_words *w, uint32_t number, uint32_t summers)
+{
+    if (!mk_ll_stays(ar, w->block.blk.ticket) || w->block.aborted)
+        return;
+    mk_ll_sum<F16, U>(ar, w, number, summers);
+#ifdef MK_LL_WATCHER
+    mk_bar_sync(2, summers); /* all have stored their sums */
+#endif
+}
+
 /* All threads of the shared text, when the block has sent all of its tiles. */
-template <bool F16, int U> MK_DEV void mk_ll_end(const struct mk_ar *ar, mk_ll_words *w)
+template <bool F16, int U> MK_DEV void mk_ll_end(const struct mk_ar *ar, mk_ll_words *w, uint32_t summers)
 {
     mk_block_words *b = &w->block;
     const bool aborted = b->aborted, stays = mk_ll_stays(ar, b->blk.ticket);
-    if (stays && !aborted)
-        mk_ll_sum<F16, U>(ar, w);
+#ifdef MK_LL_WATCHER
+    if (summers > mk_lanes() && mk_lane() < 32)
+        mk_bar_arrive(3, summers - mk_lanes() + 32);
+#endif
+    mk_ll_join<F16, U>(ar, w, mk_lane(), summers);
     if (aborted)
         mk_poison(ar, blockIdx.x, gridDim.x);
     mk_block_sync();
@@ -269,11 +321,12 @@ template <bool F16, int U> MK_DEV void mk_ll_end(const struct mk_ar *ar, mk_ll_w
     while (!aborted && !mk_ll_all(ar, w, w->headers == mk_ll_every_header(ar)))
         ;
 #endif
-    if (!stays && b->blk.ticket != 0)
+    if (!stays && (b->blk.ticket != 0 || w->rank != 0))
         return;
     /* (In a launch after the failed one tickets and counts go on from there: none is the last.) */
     if (mk_lane() == 0)
-        b->last = mk_count_add_seen(&ar->state->left, b->blk.tag, 1, w->left) + 1 == mk_ll_counted(ar);
+        b->last =
+            mk_count_add_seen(&ar->state->left, b->blk.tag, 1, w->left) + 1 == mk_ll_counted(ar, w->size);
     mk_block_sync();
     if (b->last && mk_lane() < 32 && !mk_ar_aborted(ar)) {
         mk_ll_advance(ar, &b->blk, w->position);

@@ -193,6 +193,13 @@ MK_PTX void mk_cluster_send4(uint32_t addr, float a, float b, float c, float d, 
         "f"(a), "f"(b), "f"(c), "f"(d), "r"(bar)
         : "memory");
 }
+MK_PTX void mk_cluster_send2(uint32_t addr, uint64_t a, uint64_t b, uint32_t bar)
+{
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b64 [%0], {%1, %2}, [%3];" ::"r"(addr),
+        "l"(a), "l"(b), "r"(bar)
+        : "memory");
+}
 MK_PTX void mk_smem_load2(uint32_t (&v)[2], uint32_t addr)
 {
     asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v[0]), "=r"(v[1]) : "r"(addr) : "memory");
@@ -257,6 +264,11 @@ template <int N> MK_PTX void mk_regs_down(void)
 MK_PTX void mk_bar_sync(uint32_t id, uint32_t threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+/* Arrives there without waiting for the others. */
+MK_PTX void mk_bar_arrive(uint32_t id, uint32_t threads)
+{
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 MK_PTX void mk_stmatrix4(uint32_t addr, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
 {
