@@ -100,7 +100,8 @@ right() { # part library ranks
     plugin) [ "$2" != "$first" ] || job "$name" 90 "$3" "$program" "$2" plugin ;;
     abort) MK_LOOP_GBPS=8 job "$name" 90 "$3" "$program" "$2" abort ;;
     list)
-        [ "$3 $2" != "${all_ranks%% *} $first" ] || NCCL_NET_PLUGIN=mkernel,other LD_LIBRARY_PATH=$build/lib:${LD_LIBRARY_PATH:-} \
+        [ "$3 $2" = "${all_ranks%% *} $first" ] || return 0
+        NCCL_NET_PLUGIN=mkernel,other LD_LIBRARY_PATH=$build/lib:${LD_LIBRARY_PATH:-} \
             job "$name" 60 "$3" "$program" "$2" coll 1M && seen "$name" "$ours"
         ;;
     again)
