@@ -33,7 +33,7 @@ endfunction()
 # A program that links all object libraries (commands, tests, benchmarks), so that it may use include/mk.
 function(mk_program name)
     add_executable(${name} ${ARGN})
-    target_link_libraries(${name} PRIVATE mk_base mk_net mk_fused m dl Threads::Threads rt)
+    target_link_libraries(${name} PRIVATE mk_base mk_net mk_tuner mk_fused m dl Threads::Threads rt)
 endfunction()
 
 # mk_test(folder name LABELS label... TIMEOUT s SOURCES file... [LIBS lib...] [ARGS ...]): one program, one ctest
