@@ -555,8 +555,6 @@ int mk_p2p_test(struct mk_p2p_req *r, bool *done, size_t *sizes)
         const int events = mk_p2p_progress(p);
         if (events)
             step(c, r);
-        else if (c->rx && !link_state(c))
-            mk_p2p_rx_credit(c, true);
     }
     if (!complete(r) && !c->error && ++c->looks % LOOK_EVERY == 0)
         look(c);

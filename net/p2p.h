@@ -152,7 +152,8 @@ struct mk_p2p_rx {
     struct mk_p2p_slot slot[MK_P2P_EAGER_SLOTS];
     unsigned held;        /* messages in the rings that nothing is posted for */
     unsigned unannounced; /* posted messages */
-    unsigned large;       /* of these: too large for the rings */
+    unsigned large;       /* of these: to be announced, if they are not alone */
+    unsigned huge;        /* of these: in any case */
     unsigned open;        /* announced, not received */
     unsigned waits;       /* looks since an announcement could have been made */
     /* the oldest receive that is not announced, since when it is that, and whether to announce it, small as it is */
@@ -237,7 +238,7 @@ void mk_p2p_comm_add(struct mk_p2p_comm *c); /* to the device's list: complete *
 void mk_p2p_comm_leave(struct mk_p2p_comm *c, int fd);
 /* Ends the comm's requests with `code`; the sentence is logged. Returns its error. */
 int mk_p2p_comm_fail(struct mk_p2p_comm *c, int code, const char *fmt, ...)
-    __attribute__((format(printf, 3, 4)));
+    __attribute__((cold, format(printf, 3, 4)));
 /* Puts one or more of ours; none may fail for room (the engine's ring is larger than all we have in flight). */
 int mk_p2p_put(struct mk_p2p_comm *c, const struct mk_put *puts, int n);
 /* Number of the next message with this tag, counted; negative: MK_ERR_NOMEM. */
@@ -249,8 +250,6 @@ void mk_p2p_tx_done(struct mk_p2p_comm *c, uint64_t index, int status);
 int mk_p2p_rx_progress(struct mk_p2p_comm *c, struct mk_p2p_recv *r);
 /* Announces small receives whose senders need that, also where nobody tests them. */
 void mk_p2p_answer_asks(struct mk_p2p *p);
-/* Tells the sender what it may reuse, if that is worth it. */
-int mk_p2p_rx_credit(struct mk_p2p_comm *c, bool idle);
 
 /* p2p_stop.c */
 /* Does something under way use m? NULL: any memory. */

@@ -26,9 +26,15 @@ static void move_mail(struct mk_p2p_rx *rx)
 }
 
 /* Must it be announced? */
-static bool is_large(const struct mk_p2p_comm *c, const struct mk_p2p_sub *s)
+static bool is_huge(const struct mk_p2p_comm *c, const struct mk_p2p_sub *s)
 {
     return s->size > mk_p2p_rings_most(c->p->ring) || (s->size && s->mr && s->mr->gpu);
+}
+
+/* Is it to be announced, unless it is alone? */
+static bool is_large(const struct mk_p2p_comm *c, const struct mk_p2p_sub *s)
+{
+    return is_huge(c, s) || s->size > MK_P2P_EAGER_LARGE;
 }
 
 /* ---- completion ---- */
@@ -39,6 +45,7 @@ static void received(struct mk_p2p_comm *c, struct mk_p2p_recv *r, struct mk_p2p
     if (s->state == MK_P2P_POSTED) {
         rx->unannounced--;
         rx->large -= is_large(c, s);
+        rx->huge -= is_huge(c, s);
     } else {
         rx->open--;
     }
@@ -201,23 +208,23 @@ static void told(struct mk_p2p_rx *rx, uint64_t credit)
         rx->told[slot_at(rx, rx->credited)->kind] = slot_at(rx, rx->credited)->end;
 }
 
-/* Is 1/part of the slots or of a ring consumed that the sender was not told of? */
-static bool much(const struct mk_p2p_comm *c, unsigned part)
+/* Is half of the slots or of a ring consumed that the sender was not told of? */
+static bool much(const struct mk_p2p_comm *c)
 {
     const struct mk_p2p_rx *rx = c->rx;
-    bool is = rx->consumed - rx->credited >= MK_P2P_EAGER_SLOTS / part;
+    bool is = rx->consumed - rx->credited >= MK_P2P_EAGER_SLOTS / 2;
     for (int k = 0; k < MK_P2P_RINGS; k++)
-        is = is || (rx->tail[k] - rx->told[k]) * part > c->p->ring[k].bytes;
+        is = is || (rx->tail[k] - rx->told[k]) * 2 > c->p->ring[k].bytes;
     return is;
 }
 
-/* The sender may reuse what is consumed. It is told at a time when there is nothing else to do, or when it may have to
- * wait; announcements carry it too. */
-int mk_p2p_rx_credit(struct mk_p2p_comm *c, bool idle)
+/* The sender may reuse what is consumed. It is told when that is much, or when it may have to wait; announcements carry
+ * it too. */
+static int give_credit(struct mk_p2p_comm *c)
 {
     struct mk_p2p_rx *rx = c->rx;
     struct mk_put put;
-    if (rx->consumed == rx->credited || !(much(c, idle ? 4 : 2) || !sender_has_room(c)))
+    if (rx->consumed == rx->credited || !(much(c) || !sender_has_room(c)))
         return 0;
     told(rx, rx->consumed);
     memset(&put, 0, sizeof(put));
@@ -283,6 +290,7 @@ static void fill_mail(struct mk_p2p_comm *c, struct mk_p2p_sub *s)
     s->state = MK_P2P_ANNOUNCED;
     rx->unannounced--;
     rx->large -= is_large(c, s);
+    rx->huge -= is_huge(c, s);
     rx->open++;
 }
 
@@ -308,10 +316,11 @@ static int post_mail(struct mk_p2p_comm *c, uint32_t first, uint32_t count)
 }
 
 /* While the sender has enough to go on with, announcements wait for company: one put carries many. Not for ever: it may
- * want just this one. */
+ * want just this one. One alone that may come without waits too. */
 static bool may_wait(struct mk_p2p_rx *rx)
 {
-    if (rx->large >= rx->open || ++rx->waits >= PATIENCE) {
+    const bool alone = !rx->huge && rx->large + rx->open == 1;
+    if ((rx->large >= rx->open && !alone) || ++rx->waits >= PATIENCE) {
         rx->waits = 0;
         return false;
     }
@@ -412,7 +421,7 @@ int mk_p2p_rx_progress(struct mk_p2p_comm *c, struct mk_p2p_recv *r)
     if (!ret && c->rx->unannounced &&
         ((c->rx->large && !may_wait(c->rx)) || c->rx->small_too || asked(c) || stuck(c)))
         ret = announce(c);
-    return ret ? ret : mk_p2p_rx_credit(c, false);
+    return ret ? ret : give_credit(c);
 }
 
 void mk_p2p_answer_asks(struct mk_p2p *p)
@@ -446,12 +455,12 @@ static int post(struct mk_p2p_comm *c, int n, void *const *data, const size_t *s
 {
     struct mk_p2p_rx *rx = c->rx;
     struct mk_p2p_recv *r = (struct mk_p2p_recv *)rx->free;
+    uint32_t *next = NULL;
     int ret = 0;
     if (!r)
         return MK_ERR_AGAIN;
     for (int i = 0; i < n && !ret; i++) {
         struct mk_p2p_sub *s = &r->sub[i];
-        uint32_t *next;
         memset(s, 0, sizeof(*s));
         s->data = data[i];
         s->size = sizes[i];
@@ -461,13 +470,13 @@ static int post(struct mk_p2p_comm *c, int n, void *const *data, const size_t *s
         if (!ret)
             ret = mk_p2p_tag_next(&c->tags, s->tag, &next);
     }
-    for (int i = 0; i < n && !ret; i++) {
-        uint32_t *next;
-        mk_p2p_tag_next(&c->tags, r->sub[i].tag, &next); /* is there now */
-        r->sub[i].number = (*next)++;
-    }
     if (ret)
         return ret;
+    for (int i = 0; i < n; i++) {
+        if (n > 1)
+            mk_p2p_tag_next(&c->tags, r->sub[i].tag, &next); /* is there now */
+        r->sub[i].number = (*next)++;
+    }
     rx->free = r->base.next;
     r->base.next = NULL;
     r->base.n = n;
@@ -476,11 +485,14 @@ static int post(struct mk_p2p_comm *c, int n, void *const *data, const size_t *s
     *rx->open_last = &r->base;
     rx->open_last = &r->base.next;
     rx->unannounced += (unsigned)n;
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; i++) {
         rx->large += is_large(c, &r->sub[i]);
+        rx->huge += is_huge(c, &r->sub[i]);
+    }
     if (rx->held)
         ret = read_held(c);
-    if (!ret)
+    if (!ret &&
+        (rx->large || rx->small_too || stuck(c) || asked(c))) /* the rest has time until it is tested */
         ret = mk_p2p_rx_progress(c, NULL);
     if (ret)
         return ret;

@@ -168,6 +168,12 @@ static bool on_gpu(const struct mk_p2p_send *s)
     return s->size && s->mr && s->mr->gpu;
 }
 
+/* With nothing else under way, the network would be idle until an announcement comes. */
+static bool is_alone(const struct mk_p2p_comm *c, const struct mk_p2p_send *s)
+{
+    return !mk_link_pending(c->l) && (!c->tx->wait_first || c->tx->wait_first == &s->base);
+}
+
 /* May this message go at once? Then the ring for it, else -1. */
 static int eager_ring(const struct mk_p2p_comm *c, const struct mk_p2p_send *s, const struct mk_p2p_offer *o)
 {
@@ -176,6 +182,8 @@ static int eager_ring(const struct mk_p2p_comm *c, const struct mk_p2p_send *s, 
     if (size > c->p->ring[kind].most || (o && kind == MK_P2P_LARGE))
         return -1;
     if (on_gpu(s) || (o && o->direct && size && s->mr))
+        return -1;
+    if (size > MK_P2P_EAGER_LARGE && !is_alone(c, s))
         return -1;
     if (ring_room(c, kind, size))
         return kind;
@@ -189,7 +197,7 @@ static uint64_t id_of(const struct mk_p2p_comm *c, const struct mk_p2p_send *s)
 }
 
 /* A small one is copied into the ring's twin on this side: that the last use of the place was consumed means that it was
- * read. Of a large one only the head stands there. */
+ * read. Of a large one only the head is copied, to a place beside the other heads. */
 static int send_eager(struct mk_p2p_comm *c, struct mk_p2p_send *s, struct mk_p2p_offer *o, int kind)
 {
     struct mk_p2p_tx *tx = c->tx;
@@ -197,7 +205,8 @@ static int send_eager(struct mk_p2p_comm *c, struct mk_p2p_send *s, struct mk_p2
     const uint32_t slot = (uint32_t)(tx->eager % MK_P2P_EAGER_SLOTS);
     const uint64_t use = ++tx->uses[kind][slot];
     const uint64_t start = mk_p2p_ring_start(ring, tx->ring[kind]), place = ring->at + start % ring->bytes;
-    const uint64_t at = MK_P2P_SEND_EAGER_AT + place;
+    const uint64_t at = kind == MK_P2P_LARGE ? MK_P2P_SEND_HEAD_AT + MK_P2P_EAGER_HEAD * (uint64_t)slot
+                                             : MK_P2P_SEND_EAGER_AT + place;
     struct mk_p2p_eager *e = (struct mk_p2p_eager *)(void *)((uint8_t *)c->ctrl.addr + at);
     e->size = (uint32_t)s->size;
     e->tag = s->tag;

@@ -19,7 +19,7 @@
 
 /* As bytes: 89 'm' 'K' 'n' 'e' 't' 0d 0a. */
 #define MK_P2P_MAGIC 0x0a0d74656e4b6d89ull
-#define MK_P2P_VERSION 4u
+#define MK_P2P_VERSION 5u
 #define MK_P2P_PLUGIN "mKernel"
 
 #define MK_P2P_MAIL 64u /* receives announced at a time */
@@ -134,7 +134,7 @@ struct mk_p2p_ring {
     uint32_t bytes;  /* of the ring; 0: there is none */
     uint32_t at;     /* where it begins behind MK_P2P_SEND_EAGER_AT and MK_P2P_RECV_EAGER_AT */
 };
-_Static_assert(2 * (MK_P2P_EAGER_LARGE + 64) <= 2048u << 10 && 2 * (MK_P2P_EAGER + 64) <= 128u << 10,
+_Static_assert(2 * (MK_P2P_EAGER_IDLE + 64) <= 2048u << 10 && 2 * (MK_P2P_EAGER + 64) <= 128u << 10,
                "a stride skipped at the end and a message fit");
 static inline void mk_p2p_rings_of(const struct mk_caps *caps, struct mk_p2p_ring r[MK_P2P_RINGS])
 {
@@ -143,8 +143,8 @@ static inline void mk_p2p_rings_of(const struct mk_caps *caps, struct mk_p2p_rin
     r[MK_P2P_SMALL].stride = MK_P2P_EAGER + 64;
     r[MK_P2P_SMALL].bytes = 128u << 10;
     r[MK_P2P_SMALL].at = 0;
-    r[MK_P2P_LARGE].most = large ? MK_P2P_EAGER_LARGE : 0;
-    r[MK_P2P_LARGE].stride = large ? MK_P2P_EAGER_LARGE + 64 : 0;
+    r[MK_P2P_LARGE].most = large ? MK_P2P_EAGER_IDLE : 0;
+    r[MK_P2P_LARGE].stride = large ? MK_P2P_EAGER_IDLE + 64 : 0;
     r[MK_P2P_LARGE].bytes = large ? 2048u << 10 : 0;
     r[MK_P2P_LARGE].at = r[MK_P2P_SMALL].bytes;
 }
@@ -177,8 +177,10 @@ static inline bool mk_p2p_ring_room(const struct mk_p2p_ring *r, uint64_t positi
  * messages at the places that they have in the ring. */
 #define MK_P2P_ALIGN(x) (((x) + 63u) & ~63u)
 #define MK_P2P_SEND_MAIL_AT MK_P2P_ALIGN(16u * MK_P2P_SEND_NOTES)
-#define MK_P2P_SEND_SIZE_AT (MK_P2P_SEND_MAIL_AT + MK_P2P_MAIL * 128u)            /* staging */
-#define MK_P2P_SEND_EAGER_AT MK_P2P_ALIGN(MK_P2P_SEND_SIZE_AT + 8u * MK_P2P_MAIL) /* staging */
+#define MK_P2P_SEND_SIZE_AT (MK_P2P_SEND_MAIL_AT + MK_P2P_MAIL * 128u)           /* staging */
+#define MK_P2P_SEND_HEAD_AT MK_P2P_ALIGN(MK_P2P_SEND_SIZE_AT + 8u * MK_P2P_MAIL) /* staging */
+#define MK_P2P_SEND_EAGER_AT                                                                                 \
+    MK_P2P_ALIGN(MK_P2P_SEND_HEAD_AT + MK_P2P_EAGER_HEAD * MK_P2P_EAGER_SLOTS) /* staging */
 #define MK_P2P_RECV_SIZE_AT MK_P2P_ALIGN(16u * MK_P2P_RECV_NOTES)
 #define MK_P2P_RECV_MAIL_AT MK_P2P_ALIGN(MK_P2P_RECV_SIZE_AT + 8u * MK_P2P_MAIL) /* staging */
 #define MK_P2P_RECV_EAGER_AT (MK_P2P_RECV_MAIL_AT + MK_P2P_MAIL * 128u)

@@ -8,10 +8,10 @@
 #include "mkernel.h"
 
 /* Stores the sentence for mk_last_error() of this thread, logs it as WARN of `subsys`, returns `code`. */
-int mk_fail(int code, const char *subsys, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
+int mk_fail(int code, const char *subsys, const char *fmt, ...) __attribute__((cold, format(printf, 3, 4)));
 
 /* The same without a log line: for faults of arguments, which only the caller needs to hear about. */
-int mk_fail_quiet(int code, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+int mk_fail_quiet(int code, const char *fmt, ...) __attribute__((cold, format(printf, 2, 3)));
 
 /* Sets this thread's sentence to `text` without formatting (to hand on what another thread detected). */
 void mk_last_error_set(const char *text);

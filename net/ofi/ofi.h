@@ -112,10 +112,10 @@ struct mk_ofi_dev {
     struct mk_ofi_ctx *ended_first, *ended_last; /* ends that no queue will report */
     uint32_t in_flight;
     uint32_t polls;
-    bool tx_found; /* by the last poll */
-    uint32_t naps; /* without a find, where there is nothing to sleep on */
-    bool found;    /* by poll, since the last sleep */
-    bool inject;   /* the provider copies 8 bytes at post */
+    uint32_t tx_row; /* polls in a row that found completions of ours */
+    uint32_t naps;   /* without a find, where there is nothing to sleep on */
+    bool found;      /* by poll, since the last sleep */
+    bool inject;     /* the provider copies 8 bytes at post */
     /* ofi_shm.c, under its lock */
     struct mk_ofi_dev *next_shm;
     uint32_t name_len;

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #define READ_MAX 16
+#define TX_ROW 8u
 
 /* ---- contexts ---- */
 
@@ -320,22 +321,24 @@ static int poll_rx(struct mk_ofi_dev *d, struct mk_wc *wcs, int max)
 /* Looking at an empty queue makes the provider go round (a system call or two); both queues in every poll would
  * cost that twice. So: with nothing of ours in flight the rx queue alone, and now and then the other one, for those
  * that move inline writes only from there; else first tx, which often has an entry as soon as a write was posted, unless it
- * had one the last time; the other one only if the first has nothing. */
+ * had one TX_ROW times in a row; the other one only if the first has nothing. */
 int mk_ofi_poll(struct mk_dev *dev, struct mk_wc *wcs, int max)
 {
     struct mk_ofi_dev *d = (struct mk_ofi_dev *)dev;
     int n = poll_ended(d, wcs, max);
-    const bool tx_first = d->in_flight ? !d->tx_found : d->polls % 16 == 0;
+    const bool tx_first = d->in_flight ? d->tx_row < TX_ROW : d->polls % 16 == 0;
     const bool both = d->in_flight != 0;
+    const uint32_t row = tx_first ? d->tx_row : 0;
     d->polls++;
-    d->tx_found = false;
+    d->tx_row = 0;
     for (int i = 0; i < 2 && n < max; i++) {
         const int got = tx_first == (i == 0) ? poll_tx(d, wcs + n, max - n) : poll_rx(d, wcs + n, max - n);
         if (got < 0)
             return mk_fail(MK_ERR_NET, "NET", "ofi: %s: reading a completion queue: %s",
                            d->base.caps.provider, d->lib->strerror(-got));
         n += got;
-        d->tx_found |= got && tx_first == (i == 0);
+        if (got && tx_first == (i == 0))
+            d->tx_row = row + 1;
         if (got || (!both && !tx_first))
             break;
     }

@@ -52,7 +52,10 @@ static int sizes(struct half *h)
                                   16 << 20,
                                   HALF_BYTES / 2,
                                   MK_P2P_EAGER_LARGE,
-                                  MK_P2P_EAGER_LARGE + 1};
+                                  MK_P2P_EAGER_LARGE + 1,
+                                  MK_P2P_EAGER_IDLE - 1,
+                                  MK_P2P_EAGER_IDLE,
+                                  MK_P2P_EAGER_IDLE + 1};
     CHECK_OK(half_join(h));
     for (size_t i = 0; i < sizeof(size) / sizeof(size[0]); i++)
         for (int k = 0; k < (size[i] > 1 << 20 ? 2 : size[i] > 100000 ? 8 : half_is_gpu() ? 9 : 100); k++)
@@ -63,8 +66,8 @@ static int sizes(struct half *h)
 
 static int unequal(struct half *h)
 {
-    static const size_t posted[] = {1,      8, 8192, 8193, 100000, MK_P2P_EAGER_LARGE, MK_P2P_EAGER_LARGE + 1,
-                                    4 << 20};
+    static const size_t posted[] = {
+        1, 8, 8192, 8193, 100000, MK_P2P_EAGER_LARGE, MK_P2P_EAGER_LARGE + 1, MK_P2P_EAGER_IDLE, 4 << 20};
     CHECK_OK(half_join(h));
     for (size_t i = 0; i < sizeof(posted) / sizeof(posted[0]); i++)
         for (int k = 0; k < (posted[i] > 100000 || half_is_gpu() ? 15 : 70); k++) {
