@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
-/* What the tuner keeps for those above it: agreement on switches (tuner/agree.c). Pure code: no CUDA, no NCCL, no
- * network. */
+/* What the tuner keeps for those above it: agreement on switches (tuner/agree.c), and starting points that were learned
+ * (tuner/start.c, start_file.c). Pure code: no CUDA, no NCCL, no network. */
 #pragma once
+#include "mk/param.h"
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -70,3 +71,46 @@ int mk_agree_receive(struct mk_agree *a, int32_t from, const struct mk_agree_msg
                      struct mk_agree_msg *reply);
 /* Rank `who` is dead. *to_all as the reply of receive. */
 int mk_agree_died(struct mk_agree *a, int32_t who, struct mk_agree_msg *to_all);
+
+/* ---- starting points ----
+ *
+ * What a launch of some kind ended at, for the next one of its kind: in memory, and in a file if MK_TUNER_FILE names one,
+ * which any number of processes may share. What the file holds is taken over when it is opened; saving merges: of two
+ * entries with one key the one that more launches taught stays. The file is replaced whole (rename), by one process at a
+ * time (flock on FILE.lock), so a reader sees an old or a new one and never half of one. A file that is none of ours, or
+ * of another version, is reported once, ignored, and left alone; a damaged one of ours is reported once, ignored, and
+ * replaced by the next save. */
+enum mk_start_op { MK_START_GEMM_ALLREDUCE = 1 };
+struct mk_start_key { /* compared byte by byte: made by mk_start_key, which leaves no byte unset */
+    uint16_t op, dtype;
+    uint16_t m, n, k; /* shape class: half octaves */
+    uint16_t nodes, local_ranks;
+    uint16_t spare;
+    char gpu[48], link[32];
+};
+struct mk_start {
+    uint32_t units, target; /* of so many, so many communicate */
+    uint32_t cost[2];       /* struct mk_ctl */
+    uint32_t chunk, batch;  /* bytes, commands */
+    uint32_t launches;      /* that taught it; put counts */
+    uint32_t spare;
+};
+struct mk_starts;
+
+/* Names longer than the fields are cut. gpu: "cpu" for the CPU executor. */
+void mk_start_key(struct mk_start_key *key, enum mk_start_op op, int dtype, const int64_t mnk[3], int nodes,
+                  int local_ranks, const char *gpu, const char *link);
+/* path: "" for memory alone. Fails only for want of memory or a path that is too long: a bad file is reported (WARN) and
+ * ignored. */
+int mk_starts_open(const char *path, struct mk_starts **out);
+/* What the settings say: no file with MK_TUNER=off. */
+int mk_starts_open_settings(const struct mk_settings *settings, struct mk_starts **out);
+/* Any thread. Is something known? */
+bool mk_starts_get(struct mk_starts *s, const struct mk_start_key *key, struct mk_start *out);
+/* Any thread. value->launches is ignored. INVALID: out of range. */
+int mk_starts_put(struct mk_starts *s, const struct mk_start_key *key, const struct mk_start *value);
+size_t mk_starts_count(struct mk_starts *s);
+/* Merges with the file and replaces it, if anything is new. MK_ERR_AGAIN: others held the lock for two seconds. */
+int mk_starts_save(struct mk_starts *s);
+/* Without saving. NULL is allowed. */
+void mk_starts_close(struct mk_starts *s);
