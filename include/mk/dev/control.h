@@ -180,13 +180,15 @@ MK_DEV void mk_ctl_rate_from(struct mk_ctl *c, const struct mk_ctl_sample *s)
 MK_DEV void mk_ctl_compare(struct mk_ctl *c, uint32_t n, uint64_t rate)
 {
     const uint64_t was = c->knee_rate, knee = c->knee;
-    if (!was || (n < knee && rate >= was - was / 16)) { /* so few are enough; perhaps fewer are */
-        c->limit = c->bound = was ? n : 0;
+    const bool tried = n == c->limit;
+    if (!was ||
+        (n < knee && rate >= was - was / 16)) { /* so few are enough; if that was tried, perhaps fewer are */
         c->knee = n;
         c->knee_rate = rate;
-        c->age = was ? c->hold : 0;
+        c->limit = c->bound = tried ? n : 0;
+        c->age = tried ? c->hold : 0;
         c->down = 0;
-    } else if (n < knee && n == c->limit) { /* too few */
+    } else if (n < knee && tried) { /* too few */
         c->limit = c->bound ? (uint32_t)knee : 0;
         c->hold = mk_ctl_min(c->hold * 2, 64);
     } else if (n == knee) {
@@ -221,13 +223,13 @@ MK_DEV void mk_ctl_try(struct mk_ctl *c, uint32_t n)
 MK_DEV void mk_ctl_link(struct mk_ctl *c, const struct mk_ctl_sample *s, uint32_t used)
 {
     const uint64_t bytes = s->bytes - c->rate_bytes, time = s->now - c->rate_at;
-    if (used < c->target * 240) {
+    if (!c->target || used < c->target * 240) {
         mk_ctl_rate_from(c, s);
         return;
     }
     if (++c->rate_windows < 4 || s->done[MK_CTL_COMM] - c->rate_done < 16 || !time)
         return;
-    if (bytes && !(bytes >> 42)) {
+    if (bytes && !(bytes >> 40)) {
         mk_ctl_compare(c, c->target, bytes * 1024 / time);
         mk_ctl_try(c, c->target);
     }
