@@ -18,6 +18,7 @@ static uint32_t ntraces = 200;
 static uint32_t ntraces = 1000;
 #endif
 #define MUTANT_TRACES 200
+#define FOLLOWED 30
 static uint64_t *best; /* [trace]: the shortest time of all fixed targets */
 
 struct judged {
@@ -41,23 +42,29 @@ static double mean(const double *v, uint32_t n)
     return sum / n;
 }
 
-static void find_best(void)
+/* The shortest time of all fixed targets. */
+static uint64_t best_of(const struct sim_trace *t)
 {
     static struct sim_result r;
+    uint64_t time = UINT64_MAX;
+    for (uint32_t n = 0; n < t->units && n <= t->ceiling; n++) {
+        const struct sim_policy fixed = {NULL, n, 0, mk_ctl_act};
+        struct mk_ctl c;
+        memset(&c, 0, sizeof(c));
+        sim_run(t, &fixed, &c, &r);
+        assert_true(r.ended); /* whatever the target is */
+        time = r.time < time ? r.time : time;
+    }
+    return time;
+}
+
+static void find_best(void)
+{
     struct sim_trace t;
     best = calloc(ntraces, sizeof(*best));
     for (uint32_t i = 0; i < ntraces; i++) {
         sim_make(&t, i + 1, false);
-        best[i] = UINT64_MAX;
-        for (uint32_t n = 0; n < t.units && n <= t.ceiling; n++) {
-            const struct sim_policy fixed = {NULL, n, 0, mk_ctl_act};
-            struct mk_ctl c;
-            memset(&c, 0, sizeof(c));
-            sim_run(&t, &fixed, &c, &r);
-            assert_true(r.ended); /* whatever the target is */
-            if (r.time < best[i])
-                best[i] = r.time;
-        }
+        best[i] = best_of(&t);
         sim_free(&t);
     }
 }
@@ -176,6 +183,61 @@ static void settles(void **state)
     assert_true(bad <= judged / 50);
 }
 
+/* What changes between two launches of a job: a slower link, a peer that comes late, a rival that takes a quarter of the
+ * units, tiles that take twice as long. */
+static void change(struct sim_trace *t, int what)
+{
+    for (uint32_t i = 0; i < t->chunks && what == 0; i++)
+        t->link[i] *= 2;
+    if (what == 1)
+        t->peer_late = 5000000;
+    if (what == 2)
+        t->resident = t->units - t->units / 4;
+    for (uint32_t i = 0; i < t->chunks * t->per && what == 3; i++)
+        t->tile[i] *= 2;
+}
+
+/* Three launches after a change the target is right again, and over many launches time does not swing. */
+static void follows(void **state)
+{
+    (void)state;
+    static struct sim_result r;
+    static double regret[4][FOLLOWED];
+    uint32_t swings = 0;
+    for (uint32_t i = 0; i < FOLLOWED; i++)
+        for (int what = 0; what < 4; what++) {
+            struct sim_trace t;
+            struct mk_ctl c;
+            memset(&c, 0, sizeof(c));
+            sim_make(&t, i + 1000, true);
+            for (int launch = 0; launch < 5; launch++)
+                sim_run(&t, &real, &c, &r);
+            change(&t, what);
+            for (int launch = 0; launch < 3; launch++)
+                sim_run(&t, &real, &c, &r);
+            regret[what][i] = (double)r.time / (double)best_of(&t) - 1;
+            uint64_t least = UINT64_MAX, most = 0;
+            for (int launch = 0; launch < 20; launch++) {
+                sim_run(&t, &real, &c, &r);
+                least = r.time < least ? r.time : least;
+                most = r.time > most ? r.time : most;
+            }
+            swings += (double)most > 1.1 * (double)least;
+            sim_free(&t);
+        }
+    for (int what = 0; what < 4; what++) {
+        qsort(regret[what], FOLLOWED, sizeof(double), by_size);
+        printf("  change %d: regret median %.4f, nine of ten below %.4f\n", what, regret[what][FOLLOWED / 2],
+               regret[what][FOLLOWED * 9 / 10]);
+    }
+    printf("  %u of %d swing by more than a tenth\n", swings, 4 * FOLLOWED);
+    for (int what = 0; what < 4; what++) {
+        assert_true(regret[what][FOLLOWED / 2] <= 0.05);
+        assert_true(regret[what][FOLLOWED * 9 / 10] <= 0.10);
+    }
+    assert_true(swings <= FOLLOWED / 5);
+}
+
 /* ---- the function alone ---- */
 
 /* A rank whose link takes what `enough` units bring, and whose units wait for it inside their tasks. `windows` of them;
@@ -249,12 +311,14 @@ static void any_samples(void **state)
             any_sample(&s, &seed);
             if (k % 30 > 15) /* busy throughout, so that rates are compared */
                 s.off = 0, s.left[0] |= 1, s.left[1] |= 1;
+            if (i % 4)
+                s.units = f.units;
             const uint32_t was = c.target, most = mk_ctl_min(f.ceiling, f.units);
             const int32_t begun = c.begun;
             const uint32_t now = mk_ctl_step(&f, &c, &s);
             assert_true(now <= most && now == c.target);
             assert_true(now < f.units || !s.left[0]);
-            if (begun && s.left[0] && s.left[1] && was < most && was)
+            if (i % 4 && begun && s.left[0] && s.left[1] && was < most && was)
                 assert_true((now > was ? now - was : was - now) <= mk_ctl_max(f.units / 8, 1));
             assert_true(s.left[1] || !now);
         }
@@ -325,7 +389,7 @@ static uint32_t never_moves(const struct mk_ctl_conf *f, struct mk_ctl *c, const
 {
     const uint32_t was = c->target;
     mk_ctl_step(f, c, s);
-    return c->target = was ? was : mk_ctl_min(1, mk_ctl_most(f));
+    return c->target = was ? was : mk_ctl_min(1, mk_ctl_most(f, f->units));
 }
 static uint32_t starves_communication(const struct mk_ctl_conf *f, struct mk_ctl *c,
                                       const struct mk_ctl_sample *s)
@@ -337,7 +401,7 @@ static uint32_t swings(const struct mk_ctl_conf *f, struct mk_ctl *c, const stru
 {
     const uint32_t was = c->target;
     mk_ctl_step(f, c, s);
-    return c->target = was > 1 ? 1 : mk_ctl_most(f);
+    return c->target = was > 1 ? 1 : mk_ctl_most(f, f->units);
 }
 static uint32_t counts_waits(const struct mk_ctl_conf *f, struct mk_ctl *c, const struct mk_ctl_sample *s)
 {
@@ -392,10 +456,15 @@ static void broken_ones_are_caught(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_traces), cmocka_unit_test(residency),
-        cmocka_unit_test(settles),       cmocka_unit_test(link_is_full),
-        cmocka_unit_test(any_samples),   cmocka_unit_test(starts),
-        cmocka_unit_test(acts),          cmocka_unit_test(broken_ones_are_caught),
+        cmocka_unit_test(random_traces),
+        cmocka_unit_test(residency),
+        cmocka_unit_test(settles),
+        cmocka_unit_test(follows),
+        cmocka_unit_test(link_is_full),
+        cmocka_unit_test(any_samples),
+        cmocka_unit_test(starts),
+        cmocka_unit_test(acts),
+        cmocka_unit_test(broken_ones_are_caught),
     };
     if (argc > 1)
         ntraces = (uint32_t)strtoul(argv[1], NULL, 10);

@@ -248,6 +248,7 @@ void sim_run(const struct sim_trace *t, const struct sim_policy *p, struct mk_ct
         m.tiles_left[i] = t->per;
     for (uint32_t i = 0; i < t->resident; i++)
         m.unit[i].kind = m.unit[i].was = -1;
+    m.s.units = t->resident;
     mk_ctl_begin(&m.f, c, 0);
     if (!p->step)
         fixed(&m);

@@ -11,7 +11,7 @@
  *       role = mk_ctl_role(target, ticket); look; mk_ctl_act(role, tile, comm, patient)
  *
  * Target. Both kinds of work end together with n = B R_s C_s / (R_p C_p + R_s C_s): R tasks left, C ticks of a task, waits
- * excluded, s communication, p computation. Two caps:
+ * excluded, s communication, p computation, B the units that have come. Two caps:
  *   demand   Units that communicate were busy u of them on average: u units carry all bytes that the link completes and
  *            that inputs allow, and more only wait. u + a quarter is the cap until they are busy throughout.
  *   link     Where the wait for the link is inside the task (stores to peers), all are always busy and C_s grows with n.
@@ -54,6 +54,7 @@ struct mk_ctl_sample {
     uint64_t bytes;   /* that the link has completed */
     uint32_t done[2]; /* tasks finished */
     uint32_t left[2]; /* tasks not yet finished, below 2^30 */
+    uint32_t units;   /* that have come (tickets taken); 0: all */
 };
 /* State, per communicator and shape class; all zero: nothing is known. */
 struct mk_ctl {
@@ -90,15 +91,20 @@ MK_DEV uint32_t mk_ctl_stride(const struct mk_ctl_conf *f)
 {
     return mk_ctl_max(f->units / 8, 1);
 }
-/* At most so many communicate while there is computation left. */
-MK_DEV uint32_t mk_ctl_most(const struct mk_ctl_conf *f)
+/* Units that are here: a rival may keep some from ever coming. */
+MK_DEV uint32_t mk_ctl_here(const struct mk_ctl_conf *f, const struct mk_ctl_sample *s)
 {
-    return f->units ? mk_ctl_min(f->ceiling, f->units - 1) : 0;
+    return s->units && s->units < f->units ? s->units : f->units;
+}
+/* At most so many of them communicate while there is computation left. */
+MK_DEV uint32_t mk_ctl_most(const struct mk_ctl_conf *f, uint32_t units)
+{
+    return units ? mk_ctl_min(f->ceiling, units - 1) : 0;
 }
 
 MK_DEV void mk_ctl_begin(const struct mk_ctl_conf *f, struct mk_ctl *c, uint64_t now)
 {
-    c->target = f->band ? 0 : mk_ctl_min(f->start, mk_ctl_most(f));
+    c->target = f->band ? 0 : mk_ctl_min(f->start, mk_ctl_most(f, f->units));
     c->begun = c->fresh = c->way = c->wanted = c->want = 0;
     c->at = c->rate_at = now;
     c->rate_bytes = c->seen_off = c->seen_busy[0] = c->seen_busy[1] = 0;
@@ -147,9 +153,9 @@ MK_DEV bool mk_ctl_due(const struct mk_ctl_conf *f, const struct mk_ctl *c, cons
     if (!c->begun)
         return s->done[MK_CTL_COMPUTE] >= f->band || s->done[MK_CTL_COMM];
     if (!s->left[MK_CTL_COMM] || !s->left[MK_CTL_COMPUTE])
-        return c->target != (s->left[MK_CTL_COMM] ? mk_ctl_min(f->ceiling, f->units) : 0);
+        return c->target != (s->left[MK_CTL_COMM] ? mk_ctl_min(f->ceiling, mk_ctl_here(f, s)) : 0);
     const uint64_t longest = mk_ctl_max(c->cost[0], c->cost[1]) >> 4;
-    return s->done[0] + s->done[1] - c->done_at >= f->units && s->now - c->at >= longest;
+    return s->done[0] + s->done[1] - c->done_at >= mk_ctl_here(f, s) && s->now - c->at >= longest;
 }
 
 /* Demand: how many of the units that communicate had something to do in this window, 8 binary places. One window of want
@@ -240,7 +246,8 @@ MK_DEV void mk_ctl_link(struct mk_ctl *c, const struct mk_ctl_sample *s, uint32_
 MK_DEV uint32_t mk_ctl_wish(const struct mk_ctl_conf *f, const struct mk_ctl *c,
                             const struct mk_ctl_sample *s)
 {
-    uint32_t wish = mk_ctl_balance(f->units, s->left, c->cost), top = mk_ctl_most(f);
+    const uint32_t units = mk_ctl_here(f, s);
+    uint32_t wish = mk_ctl_balance(units, s->left, c->cost), top = mk_ctl_most(f, units);
     if (c->cap)
         top = mk_ctl_min(top, c->cap);
     if (c->limit)
@@ -254,7 +261,7 @@ MK_DEV uint32_t mk_ctl_first(const struct mk_ctl_conf *f, const struct mk_ctl *c
 {
     if (c->cost[MK_CTL_COMPUTE] && c->cost[MK_CTL_COMM])
         return (mk_ctl_wish(f, c, s) + 128) / 256;
-    return mk_ctl_min(f->start ? f->start : mk_ctl_stride(f), mk_ctl_most(f));
+    return mk_ctl_min(f->start ? f->start : mk_ctl_stride(f), mk_ctl_most(f, mk_ctl_here(f, s)));
 }
 
 /* From the target towards the wish: hysteresis and stride. To turn back takes two windows that want it. */
@@ -282,7 +289,7 @@ MK_DEV uint32_t mk_ctl_step(const struct mk_ctl_conf *f, struct mk_ctl *c, const
     if (!s->left[MK_CTL_COMM]) {
         c->target = 0;
     } else if (!s->left[MK_CTL_COMPUTE]) {
-        c->target = mk_ctl_min(f->ceiling, f->units);
+        c->target = mk_ctl_min(f->ceiling, mk_ctl_here(f, s));
     } else if (!begun) {
         if (s->done[MK_CTL_COMPUTE] < f->band && !s->done[MK_CTL_COMM])
             return was;
@@ -292,7 +299,7 @@ MK_DEV uint32_t mk_ctl_step(const struct mk_ctl_conf *f, struct mk_ctl *c, const
             mk_ctl_link(c, s, mk_ctl_demand(c, s));
             c->target = mk_ctl_move(f, c, mk_ctl_wish(f, c, s));
         }
-        c->target = mk_ctl_min(c->target, mk_ctl_most(f));
+        c->target = mk_ctl_min(c->target, mk_ctl_most(f, mk_ctl_here(f, s)));
     }
     c->begun = 1;
     c->fresh = c->target != was || !begun;
