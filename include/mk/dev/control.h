@@ -17,10 +17,11 @@
  *   link     Where the wait for the link is inside the task (stores to peers), all are always busy and C_s grows with n.
  *            So completed bytes per time are compared: a step up that brings less than a quarter of its proportion was
  *            one too many, and the smaller number is the cap. In turns fewer and more are tried, after 16 windows there,
- *            32, ... 256, or when the rate there has changed.
+ *            32, ... 256, or when the rate there has changed; while more bring more, more again.
  * A window lasts until every unit has come to one boundary on average, and as long as one task at least. The target moves
  * by at most an eighth of the units (one at least), only after a whole window at the old one, only if the wish differs by
- * 3/4 of a unit and a sixteenth; to turn down after a move up, if two windows wish it.
+ * 3/4 of a unit and a sixteenth (where it is the link's limit, which does not waver: 3/4); to turn down after a move up,
+ * if two windows wish it.
  * Start. Before the first band of tiles is done no communication can be ready: the target is 0. Then the formula, from the
  * costs of earlier launches; else what the tuner knows (start); else an eighth of the units.
  *
@@ -207,7 +208,8 @@ MK_DEV void mk_ctl_compare(struct mk_ctl *c, uint32_t n, uint64_t rate)
         const uint64_t enough = (knee * rate + was - 1) / was;
         c->knee = (uint32_t)(enough < n ? enough : n);
         c->knee_rate = rate;
-        c->limit = c->bound = 0;
+        c->bound = tried && enough < n;
+        c->limit = !tried ? 0 : c->bound ? c->knee : n + mk_ctl_max(n / 4, 1); /* the next try */
     } else if (n > knee) {
         c->limit = c->bound = (uint32_t)knee;
         c->hold = mk_ctl_min(c->hold * 2, 64);
@@ -271,7 +273,7 @@ MK_DEV uint32_t mk_ctl_move(const struct mk_ctl_conf *f, struct mk_ctl *c, uint3
     const int32_t way = wish > at ? 1 : -1;
     const uint32_t off = wish > at ? wish - at : at - wish;
     const bool wanted = c->wanted == way;
-    c->wanted = off < 192 + n * 16 ? 0 : way;
+    c->wanted = off < 192 + (wish == c->limit * 256 ? 0 : n * 16) ? 0 : way; /* a try may be one unit */
     if (!c->wanted || (way < 0 && c->way > 0 && !wanted))
         return n;
     const uint32_t by = mk_ctl_min((off + 128) / 256, mk_ctl_stride(f));
