@@ -381,6 +381,32 @@ static void starts(void **state)
     assert_int_equal(mk_ctl_balance(100, left, none), 25 * 256);
 }
 
+/* A sample from before the last step is never due, whichever count is behind and whatever is left. */
+static void stale_samples(void **state)
+{
+    (void)state;
+    const struct mk_ctl_conf f = {4, 2, 1, 0};
+    const struct mk_ctl_sample last = {1000000, {12000, 6000}, 0, 0, {8, 8}, {100, 100}, 4};
+    struct mk_ctl c;
+    memset(&c, 0, sizeof(c));
+    mk_ctl_begin(&f, &c, 0);
+    mk_ctl_step(&f, &c, &last);
+    for (int kind = 0; kind < 3; kind++) {
+        struct mk_ctl_sample s = last;
+        s.now += 1000000;
+        s.done[0] += 4;
+        assert_true(mk_ctl_due(&f, &c, &s));
+        s.done[0] -= kind == 0 ? 6 : 0;
+        s.done[1] -= kind == 1 ? 6 : 0;
+        s.now -= kind == 2 ? 1000001 : 0;
+        assert_false(mk_ctl_due(&f, &c, &s));
+        s.left[0] = 0; /* all units would communicate */
+        assert_false(mk_ctl_due(&f, &c, &s));
+        s.left[0] = 100, s.left[1] = 0;
+        assert_false(mk_ctl_due(&f, &c, &s));
+    }
+}
+
 /* What a unit does is a table. */
 static void acts(void **state)
 {
@@ -478,11 +504,17 @@ static void broken_ones_are_caught(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_traces), cmocka_unit_test(residency),
-        cmocka_unit_test(settles),       cmocka_unit_test(follows),
-        cmocka_unit_test(link_is_full),  cmocka_unit_test(link_of_any_width),
-        cmocka_unit_test(any_samples),   cmocka_unit_test(starts),
-        cmocka_unit_test(acts),          cmocka_unit_test(broken_ones_are_caught),
+        cmocka_unit_test(random_traces),
+        cmocka_unit_test(residency),
+        cmocka_unit_test(settles),
+        cmocka_unit_test(follows),
+        cmocka_unit_test(link_is_full),
+        cmocka_unit_test(link_of_any_width),
+        cmocka_unit_test(any_samples),
+        cmocka_unit_test(starts),
+        cmocka_unit_test(stale_samples),
+        cmocka_unit_test(acts),
+        cmocka_unit_test(broken_ones_are_caught),
     };
     if (argc > 1)
         ntraces = (uint32_t)strtoul(argv[1], NULL, 10);

@@ -5,8 +5,8 @@
  * the CPU and in tests.
  *
  *   mk_ctl_begin(f, c, now)                            before the first task of a launch; c lives on between launches
- *   at a task boundary, by whichever unit comes:
- *       if (mk_ctl_due(f, c, s)) target = mk_ctl_step(f, c, s)
+ *   at a task boundary, by whichever unit comes and gets the lock (one try; else it goes on), all three under it:
+ *       take the sample s; if (mk_ctl_due(f, c, s)) target = mk_ctl_step(f, c, s)
  *   every unit, between two tasks:
  *       role = mk_ctl_role(target, ticket); look; mk_ctl_act(role, tile, comm, patient)
  *
@@ -148,15 +148,19 @@ MK_DEV void mk_ctl_learn(struct mk_ctl *c, const struct mk_ctl_sample *s, int ki
     c->cost[kind] = (uint32_t)now;
 }
 
-/* Is it time for a step? */
+/* Is it time for a step? Not with a sample that is older than the last step's: counts would go backwards. */
 MK_DEV bool mk_ctl_due(const struct mk_ctl_conf *f, const struct mk_ctl *c, const struct mk_ctl_sample *s)
 {
     if (!c->begun)
         return s->done[MK_CTL_COMPUTE] >= f->band || s->done[MK_CTL_COMM];
+    const int32_t more = (int32_t)(s->done[0] + s->done[1] - c->done_at);
+    const int64_t time = (int64_t)(s->now - c->at);
+    if (more < 0 || time < 0)
+        return false;
     if (!s->left[MK_CTL_COMM] || !s->left[MK_CTL_COMPUTE])
         return c->target != (s->left[MK_CTL_COMM] ? mk_ctl_min(f->ceiling, mk_ctl_here(f, s)) : 0);
     const uint64_t longest = mk_ctl_max(c->cost[0], c->cost[1]) >> 4;
-    return s->done[0] + s->done[1] - c->done_at >= mk_ctl_here(f, s) && s->now - c->at >= longest;
+    return (uint32_t)more >= mk_ctl_here(f, s) && (uint64_t)time >= longest;
 }
 
 /* Demand: how many of the units that communicate had something to do in this window, 8 binary places. One window of want
