@@ -50,7 +50,7 @@ static int flag_build(const struct mk_link *l, const struct mk_put *p, uint64_t 
     }
     if (!p->len) {
         wr_word(l, off, p->value, id, wr);
-        wr->flags |= MK_WR_SIGNALED;
+        wr->flags |= MK_WR_SIGNALED | (p->flags & MK_PUT_DELIVERY ? MK_WR_DELIVERY : 0);
         return 1;
     }
 #if MK_MUTATE == 5

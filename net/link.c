@@ -218,24 +218,35 @@ void mk_link_free(struct mk_link *l)
     free(l);
 }
 
+/* Links that were given up for lack of time are broken too, now. */
+static void cut_is_done(struct mk_link *l)
+{
+    struct mk_engine *e = l->e;
+    for (struct mk_link *other = e->links; other; other = other->next)
+        if (other->error == MK_ERR_TIMEOUT && e->ops->cut_breaks(l->conn, other->conn))
+            other->error = MK_ERR_PEER;
+}
+
 bool mk_link_cut(struct mk_link *l)
 {
     struct mk_engine *e = l->e;
     const uint64_t end = mk_time_ns() + CUT_NS;
     int left = e->ops->cut ? e->ops->cut(l->conn) : -1;
-    if (left <= 0)
-        return !left;
+    if (left < 0)
+        return false;
     e->busy++; /* nobody frees a link meanwhile */
-    for (struct mk_link *other = e->links; other; other = other->next)
+    for (struct mk_link *other = e->links; left && other; other = other->next)
         if (!other->error && e->ops->cut_breaks(l->conn, other->conn))
             mk_link_fail(other, MK_ERR_PEER, "%s: the connections with %s were cut: %s did not stop writing",
                          e->caps.transport, other->name, l->name);
-    for (int after = 0; after < CUT_POLLS && mk_time_ns() < end; after += left == 0) {
+    for (int after = left ? 0 : CUT_POLLS; after < CUT_POLLS && mk_time_ns() < end; after += left == 0) {
         if (mk_engine_progress(e) < 0)
             break;
         left = left ? e->ops->cut(l->conn) : 0;
     }
     e->busy--;
+    if (!left)
+        cut_is_done(l);
     return left == 0;
 }
 

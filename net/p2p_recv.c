@@ -46,6 +46,7 @@ static void received(struct mk_p2p_comm *c, struct mk_p2p_recv *r, struct mk_p2p
         rx->unannounced--;
         rx->large -= is_large(c, s);
         rx->huge -= is_huge(c, s);
+        rx->waits = rx->large ? rx->waits : 0; /* the next has all its time */
     } else {
         rx->open--;
     }

@@ -84,7 +84,8 @@ static bool settle(struct mk_p2p_comm *c, const struct mk_p2p_mr *m)
             end = now + STOP_GONE_NS;
         }
     } while (now < end);
-    p->rush_ns = now + STOP_NS;
+    if (!mute) /* it cost time */
+        p->rush_ns = now + STOP_NS;
     return gone;
 }
 

@@ -136,7 +136,10 @@ static int launch_latency(struct mk_comm *comm, const struct mk_gemm_problem *p,
             return ret;
         const int grid = mk_gemm_cuda_skinny_grid(p, &choice);
         ar->blocks = grid / choice.splits; /* clusters: ops/gemm_ar_ll_do.h */
-        ar->max_helpers = ar->max_helpers / choice.splits > 0 ? ar->max_helpers / choice.splits : 1;
+        ar->max_helpers =
+            ar->max_helpers / choice.splits; /* one must stay: at MK_R=1 that is both of its blocks */
+        if (!ar->max_helpers)
+            ar->max_helpers = 1;
         q.ar = *ar;
         snprintf(name, sizeof(name), "gemm_ar_ll_%s_%s_%dx%d", layouts[p->layout], f16 ? "fp16" : "bf16",
                  choice.bn, choice.splits);

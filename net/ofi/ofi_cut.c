@@ -83,11 +83,12 @@ int mk_ofi_cut(struct mk_conn *conn)
     if (!address_of(c, &peer) || fi_getname(&c->dev->ep->fid, &mine, &len))
         return -1;
     DIR *d = opendir("/proc/self/fd");
-    for (struct dirent *e; d && (e = readdir(d));)
+    if (!d)
+        return -1; /* whatever there is stays open */
+    for (struct dirent *e; (e = readdir(d));)
         found += e->d_name[0] != '.' &&
                  shut(c->dev, atoi(e->d_name), (struct sockaddr *)&mine, (struct sockaddr *)&peer);
-    if (d)
-        closedir(d);
+    closedir(d);
     return found;
 }
 

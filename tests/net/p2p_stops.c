@@ -258,6 +258,8 @@ static int given_up(struct half *h)
             CHECK(!done && mk_time_ns() < end);
         CHECK(ret == MK_ERR_TIMEOUT && mk_link_error(h->rx->l, NULL) == MK_ERR_TIMEOUT);
         mk_p2p_dereg(h->rx, h->rx_mr);
+        CHECK(!h->p->rush_ns); /* it waited for nobody: others have their time */
+        CHECK(!h->p->e->ops->cut || mk_link_error(h->tx->l, NULL) == MK_ERR_PEER);
         memset(half_in(h), 0x3c, n);
         CHECK(!kill(peer, SIGCONT));
     }
