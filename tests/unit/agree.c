@@ -200,7 +200,9 @@ static bool fresh(struct model *m, const struct state *s)
 {
     uint64_t h = 0xcbf29ce484222325ull;
     for (size_t i = 0; i < sizeof(*s) / 8; i++) {
-        h = (h ^ ((const uint64_t *)s)[i]) * 0x9e3779b97f4a7c15ull;
+        uint64_t word;
+        memcpy(&word, (const char *)s + i * 8, 8);
+        h = (h ^ word) * 0x9e3779b97f4a7c15ull;
         h ^= h >> 29;
     }
     h += !h;
