@@ -10,8 +10,10 @@
 
 struct mk_starts {
     pthread_mutex_t lock;
-    char path[256]; /* "": memory alone */
-    bool dirty, told, hands_off;
+    char path[256];       /* "": memory alone */
+    bool hands_off;       /* the file is not ours to replace */
+    uint32_t told;        /* 1 << enum mk_start_found */
+    uint64_t puts, saved; /* counted; so many of them are in the file */
     struct mk_start_table table;
 };
 
@@ -72,8 +74,8 @@ static struct mk_start_entry *find(struct mk_start_table *t, const struct mk_sta
     return NULL;
 }
 
-/* Where a new key goes: behind the last, or in place of the least known. */
-static struct mk_start_entry *room(struct mk_start_table *t)
+/* Where a new key goes: behind the last, or in place of the least known; NULL: that is better known than `launches`. */
+static struct mk_start_entry *room(struct mk_start_table *t, uint32_t launches)
 {
     if (t->count < MK_STARTS_MAX)
         return &t->entry[t->count++];
@@ -81,19 +83,21 @@ static struct mk_start_entry *room(struct mk_start_table *t)
     for (uint32_t i = 1; i < t->count; i++)
         if (t->entry[i].value.launches < least->value.launches)
             least = &t->entry[i];
-    return least;
+    return least->value.launches <= launches ? least : NULL;
 }
 
 void mk_start_merge(struct mk_start_table *t, const struct mk_start_entry *e)
 {
     struct mk_start_entry *have = find(t, &e->key);
     if (!have)
-        *room(t) = *e;
-    else if (have->value.launches <= e->value.launches)
+        have = room(t, e->value.launches);
+    else if (have->value.launches > e->value.launches)
+        have = NULL;
+    if (have)
         *have = *e;
 }
 
-/* One line a file, whatever happens to it later. */
+/* Each is said once a file. */
 static void tell(struct mk_starts *s, enum mk_start_found found, const char *why)
 {
     static const char *const text[] = {
@@ -102,11 +106,11 @@ static void tell(struct mk_starts *s, enum mk_start_found found, const char *why
         [MK_START_OTHER] = "is of another version: ignored and left alone",
         [MK_START_FAILED] = "cannot be used",
     };
-    if (found == MK_START_FOREIGN || found == MK_START_OTHER || found == MK_START_FAILED)
+    if (found == MK_START_FOREIGN || found == MK_START_OTHER)
         s->hands_off = true;
-    if (found == MK_START_READ || found == MK_START_ABSENT || s->told)
+    if (found == MK_START_READ || found == MK_START_ABSENT || s->told >> found & 1)
         return;
-    s->told = true;
+    s->told |= 1u << found;
     MK_WARN("TUNER", "MK_TUNER_FILE %s %s%s%s", s->path, text[found], *why ? ": " : "", why);
 }
 
@@ -149,11 +153,13 @@ int mk_starts_put(struct mk_starts *s, const struct mk_start_key *key, const str
         return mk_fail_quiet(MK_ERR_INVALID, "a starting point of %u in %u units makes no sense",
                              value->target, value->units);
     pthread_mutex_lock(&s->lock);
-    const struct mk_start_entry *have = find(&s->table, key);
+    struct mk_start_entry *have = find(&s->table, key);
     if (have)
         e.value.launches = have->value.launches + (have->value.launches < UINT32_MAX);
-    mk_start_merge(&s->table, &e);
-    s->dirty = true;
+    else
+        have = room(&s->table, UINT32_MAX); /* what is done here counts more than what is remembered */
+    *have = e;
+    s->puts++;
     pthread_mutex_unlock(&s->lock);
     return 0;
 }
@@ -166,43 +172,61 @@ size_t mk_starts_count(struct mk_starts *s)
     return n;
 }
 
-/* Under both locks: ours into the file's, and both into both. */
-static int merge_and_write(struct mk_starts *s)
+/* Under the file's lock; the table's is held for copies alone. Ours into the file's, and both into both. */
+static int merge_and_write(struct mk_starts *s, const char *path, struct mk_start_table *file,
+                           struct mk_start_table *ours)
 {
     char why[160] = "";
-    struct mk_start_table *file = calloc(1, sizeof(*file));
-    if (!file)
-        return mk_fail_quiet(MK_ERR_NOMEM, "no memory for starting points");
-    const enum mk_start_found found = mk_start_read_file(s->path, file, why);
+    const enum mk_start_found found = mk_start_read_file(path, file, why);
+    pthread_mutex_lock(&s->lock);
     tell(s, found, why);
-    int ret = 0;
-    if (!s->hands_off) {
-        for (uint32_t i = 0; i < s->table.count; i++)
-            mk_start_merge(file, &s->table.entry[i]);
-        ret = mk_start_write_file(s->path, file);
-        if (!ret) {
-            s->table = *file;
-            s->dirty = false;
-        }
-    }
-    free(file);
-    return ret;
+    const bool hands_off = s->hands_off;
+    const uint64_t puts = s->puts;
+    *ours = s->table;
+    pthread_mutex_unlock(&s->lock);
+    if (hands_off)
+        return 0;
+    if (found == MK_START_FAILED) /* what is in it must not be lost */
+        return mk_fail_quiet(MK_ERR_SYSTEM, "%s: %s", path, why);
+    for (uint32_t i = 0; i < ours->count; i++)
+        mk_start_merge(file, &ours->entry[i]);
+    const int ret = mk_start_write_file(path, file);
+    if (ret)
+        return ret;
+    pthread_mutex_lock(&s->lock);
+    s->saved = puts;
+    if (s->puts == puts)
+        s->table = *file;
+    for (uint32_t i = 0; s->puts != puts && i < file->count; i++)
+        mk_start_merge(&s->table, &file->entry[i]);
+    pthread_mutex_unlock(&s->lock);
+    return 0;
 }
 
 int mk_starts_save(struct mk_starts *s)
 {
-    int lock, ret = 0;
+    char path[MK_START_PATH];
+    int lock, ret;
     pthread_mutex_lock(&s->lock);
-    if (*s->path && s->dirty && !s->hands_off) {
-        ret = mk_start_lock(s->path, &lock);
-        if (!ret) {
-            ret = merge_and_write(s);
-            mk_start_unlock(lock);
-        }
-        if (ret && ret != MK_ERR_AGAIN)
-            tell(s, MK_START_FAILED, mk_last_error());
-    }
+    const bool wanted = *s->path && s->puts != s->saved && !s->hands_off;
     pthread_mutex_unlock(&s->lock);
+    if (!wanted)
+        return 0;
+    struct mk_start_table *two = calloc(2, sizeof(*two));
+    ret =
+        two ? mk_start_resolve(s->path, path) : mk_fail_quiet(MK_ERR_NOMEM, "no memory for starting points");
+    if (!ret)
+        ret = mk_start_lock(path, &lock);
+    if (!ret) {
+        ret = merge_and_write(s, path, &two[0], &two[1]);
+        mk_start_unlock(lock);
+    }
+    free(two);
+    if (ret && ret != MK_ERR_AGAIN) {
+        pthread_mutex_lock(&s->lock);
+        tell(s, MK_START_FAILED, mk_last_error());
+        pthread_mutex_unlock(&s->lock);
+    }
     return ret;
 }
 

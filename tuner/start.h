@@ -19,9 +19,9 @@ enum mk_start_found {
     MK_START_READ,    /* the table is what the file holds */
     MK_START_ABSENT,  /* no file, or an empty one */
     MK_START_DAMAGED, /* ours, but not whole */
-    MK_START_FOREIGN, /* not ours */
+    MK_START_FOREIGN, /* not ours, or no regular file */
     MK_START_OTHER,   /* ours, of another version or byte order */
-    MK_START_FAILED   /* cannot be read */
+    MK_START_FAILED   /* cannot be read now */
 };
 
 /* The file as bytes. */
@@ -32,11 +32,14 @@ size_t mk_start_format(const struct mk_start_table *t, uint8_t *bytes);
 
 /* Makes sense: ranges, text that ends. */
 bool mk_start_valid(const struct mk_start_entry *e);
-/* Takes e over, unless the table has more launches for that key; a full table loses the entry with the fewest. */
+/* Takes e over, unless the table has more launches for that key; a full table loses the entry with the fewest, be it e. */
 void mk_start_merge(struct mk_start_table *t, const struct mk_start_entry *e);
 
 /* why: text for FAILED; of 160 bytes. */
 enum mk_start_found mk_start_read_file(const char *path, struct mk_start_table *out, char *why);
+/* Of the file itself, where path is a link: that one is to be locked and replaced. */
+#define MK_START_PATH 1024
+int mk_start_resolve(const char *path, char out[MK_START_PATH]);
 /* 0, MK_ERR_AGAIN or MK_ERR_SYSTEM; *lock is to be given to mk_start_unlock. */
 int mk_start_lock(const char *path, int *lock);
 void mk_start_unlock(int lock);

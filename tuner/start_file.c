@@ -121,7 +121,7 @@ enum mk_start_found mk_start_read_file(const char *path, struct mk_start_table *
     } else if (fstat(fd, &st)) {
         found = failed(why, strerror(errno));
     } else if (!S_ISREG(st.st_mode)) {
-        found = failed(why, "it is not a regular file");
+        found = MK_START_FOREIGN;
     } else {
         const ssize_t n = read_all(fd, bytes, MK_START_BYTES_MAX + 1);
         found = n < 0 ? failed(why, strerror(errno)) : mk_start_parse(bytes, (size_t)n, out);
@@ -136,12 +136,40 @@ static int beside(const char *path, const char *suffix, char *out, size_t size)
     return snprintf(out, size, "%s%s", path, suffix) < (int)size ? 0 : -1;
 }
 
+/* Links are followed by name, so that one to a file that does not exist yet is kept too. */
+int mk_start_resolve(const char *path, char out[MK_START_PATH])
+{
+    char to[MK_START_PATH], from[MK_START_PATH];
+    if (beside(path, "", out, MK_START_PATH))
+        return mk_fail_quiet(MK_ERR_SYSTEM, "%s: %s", path, strerror(ENAMETOOLONG));
+    for (int links = 0; links < 40; links++) {
+        const ssize_t n = readlink(out, to, sizeof(to) - 1);
+        if (n < 0)
+            return 0;
+        to[n] = 0;
+        const char *slash = strrchr(out, '/');
+        const int folder = *to == '/' || !slash ? 0 : (int)(slash + 1 - out);
+        if (snprintf(from, sizeof(from), "%.*s%s", folder, out, to) >= (int)sizeof(from))
+            return mk_fail_quiet(MK_ERR_SYSTEM, "%s: %s", path, strerror(ENAMETOOLONG));
+        memcpy(out, from, strlen(from) + 1);
+    }
+    return mk_fail_quiet(MK_ERR_SYSTEM, "%s: %s", path, strerror(ELOOP));
+}
+
+/* Another user's need not be writable to be locked. */
+static int open_lock(const char *name)
+{
+    const int how = O_CLOEXEC | O_NONBLOCK | O_NOCTTY | O_NOFOLLOW;
+    const int fd = open(name, O_RDWR | O_CREAT | how, 0666);
+    return fd < 0 && (errno == EACCES || errno == EROFS) ? open(name, O_RDONLY | how) : fd;
+}
+
 int mk_start_lock(const char *path, int *lock)
 {
-    char name[300];
+    char name[MK_START_PATH + 8];
     if (beside(path, ".lock", name, sizeof(name)))
-        return mk_fail_quiet(MK_ERR_SYSTEM, "the path is too long");
-    const int fd = open(name, O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666);
+        return mk_fail_quiet(MK_ERR_SYSTEM, "%s: %s", path, strerror(ENAMETOOLONG));
+    const int fd = open_lock(name);
     if (fd < 0)
         return mk_fail_quiet(MK_ERR_SYSTEM, "%s: %s", name, strerror(errno));
     for (int tries = 0; flock(fd, LOCK_EX | LOCK_NB); tries++) {
@@ -162,7 +190,8 @@ int mk_start_lock(const char *path, int *lock)
 
 void mk_start_unlock(int lock)
 {
-    close(lock); /* the file stays: who waits has it open */
+    flock(lock, LOCK_UN); /* a child that was forked meanwhile has it open too */
+    close(lock);          /* the file stays: who waits has it open */
 }
 
 static bool write_all(int fd, const uint8_t *bytes, size_t n)
@@ -179,17 +208,37 @@ static bool write_all(int fd, const uint8_t *bytes, size_t n)
     return fsync(fd) == 0;
 }
 
-/* The caller has the lock: the name of the new file is nobody else's. */
+/* A new file with the mode of the one that it replaces, and its owner and group as far as we may. The caller has the
+ * lock: whatever else has this name was left behind, or put there. */
+static int create_new(const char *name, const char *path)
+{
+    struct stat st;
+    const bool old = !stat(path, &st);
+    unlink(name);
+    const int fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (fd < 0 || !old)
+        return fd;
+    bool ok = !fchown(fd, st.st_uid, st.st_gid) || !fchown(fd, (uid_t)-1, st.st_gid) || errno == EPERM;
+    ok = ok && !fchmod(fd, st.st_mode & 0777);
+    if (ok)
+        return fd;
+    const int err = errno;
+    close(fd);
+    unlink(name);
+    errno = err;
+    return -1;
+}
+
 int mk_start_write_file(const char *path, const struct mk_start_table *t)
 {
-    char name[300];
+    char name[MK_START_PATH + 8];
+    if (beside(path, ".new", name, sizeof(name)))
+        return mk_fail_quiet(MK_ERR_SYSTEM, "%s: %s", path, strerror(ENAMETOOLONG));
     uint8_t *bytes = malloc(MK_START_BYTES_MAX);
-    if (!bytes || beside(path, ".new", name, sizeof(name))) {
-        free(bytes);
+    if (!bytes)
         return mk_fail_quiet(MK_ERR_NOMEM, "no memory to write %s", path);
-    }
     const size_t n = mk_start_format(t, bytes);
-    const int fd = open(name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0666);
+    const int fd = create_new(name, path);
     bool ok = fd >= 0 && write_all(fd, bytes, n);
     int err = errno;
     if (fd >= 0 && close(fd) && ok) {

@@ -79,7 +79,8 @@ int mk_agree_died(struct mk_agree *a, int32_t who, struct mk_agree_msg *to_all);
  * entries with one key the one that more launches taught stays. The file is replaced whole (rename), by one process at a
  * time (flock on FILE.lock), so a reader sees an old or a new one and never half of one. A file that is none of ours, or
  * of another version, is reported once, ignored, and left alone; a damaged one of ours is reported once, ignored, and
- * replaced by the next save. */
+ * replaced by the next save. One that cannot be read or written now (reported once) is left as it is; later saves try
+ * again. Where MK_TUNER_FILE is a link, the file that it names is locked and replaced; its mode stays. */
 enum mk_start_op { MK_START_GEMM_ALLREDUCE = 1 };
 struct mk_start_key { /* compared byte by byte: made by mk_start_key, which leaves no byte unset */
     uint16_t op, dtype;
@@ -110,7 +111,8 @@ bool mk_starts_get(struct mk_starts *s, const struct mk_start_key *key, struct m
 /* Any thread. value->launches is ignored. INVALID: out of range. */
 int mk_starts_put(struct mk_starts *s, const struct mk_start_key *key, const struct mk_start *value);
 size_t mk_starts_count(struct mk_starts *s);
-/* Merges with the file and replaces it, if anything is new. MK_ERR_AGAIN: others held the lock for two seconds. */
+/* Merges with the file and replaces it, if anything is new. Any thread; others get and put meanwhile. MK_ERR_AGAIN: others
+ * held the lock for two seconds; SYSTEM, NOMEM: it failed, and a later one may not. */
 int mk_starts_save(struct mk_starts *s);
 /* Without saving. NULL is allowed. */
 void mk_starts_close(struct mk_starts *s);
