@@ -58,7 +58,7 @@ static __device__ __forceinline__ void mk_ll_portable_run(const mk_ar &args)
         if (!ar->skip_compute)
             mk_ar_portable_tile(ar, t);
         __syncthreads(); /* C is written, by this block */
-        mk_ll_partials_read();
+        mk_ll_fence_partials();
         mk_ll_send_from_c(ar, words.position, t);
     }
     /* Sums go to C, which other blocks may still read: whoever has all ranks' words of a group has this rank's too. */

@@ -155,7 +155,7 @@ MK_DEV int mk_ll_all(const struct mk_ar *ar, mk_ll_words *w, bool mine)
 /* Where tiles go to C before they are sent (the portable kernel): between a block's tile, or its own words and those of
  * others, and what the next words or sums in C say. Words are relaxed; this makes a tile's stores to C come before the sums
  * that other blocks store there. */
-MK_DEV void mk_ll_partials_read(void)
+MK_DEV void mk_ll_fence_partials(void)
 {
 #ifndef MK_LL_WATCHER
     asm volatile("fence.acq_rel.gpu;" ::: "memory");
@@ -264,7 +264,7 @@ MK_DEV void mk_ll_sum(const struct mk_ar *ar, mk_ll_words *w, uint32_t number, u
                     here = mk_ll_all(ar, w, mine);
                 } while (!here);
                 match = true;
-                mk_ll_partials_read();
+                mk_ll_fence_partials();
                 done = here > 0 &&
                        mk_ll_pairs<F16, U>(ar, v, c, (int64_t)tall * ar->ldc, rows, (int32_t)tall, whole);
                 if (done)
@@ -323,7 +323,7 @@ template <bool F16, int U> MK_DEV void mk_ll_end(const struct mk_ar *ar, mk_ll_w
 #endif
     if (!stays && (b->blk.ticket != 0 || w->rank != 0))
         return;
-    /* (In a launch after the failed one tickets and counts go on from there: none is the last.) */
+    /* (In a launch after the failed one tickets and counts go on from there; whoever is the last does nothing but poison.) */
     if (mk_lane() == 0)
         b->last =
             mk_count_add_seen(&ar->state->left, b->blk.tag, 1, w->left) + 1 == mk_ll_counted(ar, w->size);
