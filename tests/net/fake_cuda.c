@@ -7,6 +7,8 @@
  * Like the driver: an IPC handle can be open once a process; reserved addresses cannot be touched before
  * cuMemSetAccess; memory made without a handle type cannot be exported. No kernels.
  *
+ * FAKE_CUDA_EARLY: streams write their words before the copies in front of them; what is unmapped then may have copies
+ * under way that nobody knows of, so unmapping waits for them: the fault is to be found by its wrong data alone.
  * FAKE_CUDA_FAIL=n: the n-th call, of those that a communicator's set-up makes and that may fail, does.
  * fake_cuda_counts: what there is now (fake_cuda.h). */
 #include "fake_cuda.h"
@@ -162,6 +164,25 @@ static void give(struct stream *s, mk_cu_ptr to, mk_cu_ptr from, size_t bytes, u
     pthread_cond_broadcast(&work);
 }
 
+/* The list may change whenever the lock is given up: begin again then. */
+static void finish(void)
+{
+    struct stream *s = streams;
+    while (s) {
+        if (!s->first) {
+            s = s->next;
+            continue;
+        }
+        pthread_cond_wait(&work, &lock);
+        s = streams;
+    }
+}
+
+static bool early(void)
+{
+    return getenv("FAKE_CUDA_EARLY") != NULL;
+}
+
 /* ---- the functions of the table; anything else says NOT_SUPPORTED ---- */
 
 #define DECLARE(field, symbol, args) int field args __asm__(symbol) __attribute__((visibility("default")));
@@ -246,9 +267,7 @@ int ctx_device(int *device)
 int ctx_sync(void)
 {
     pthread_mutex_lock(&lock);
-    for (struct stream *s = streams; s; s = s->next)
-        while (s->first)
-            pthread_cond_wait(&work, &lock);
+    finish();
     pthread_mutex_unlock(&lock);
     return OK;
 }
@@ -307,6 +326,8 @@ int mem_alloc(mk_cu_ptr *p, size_t bytes)
 static int forget(mk_cu_ptr p, bool opened)
 {
     pthread_mutex_lock(&lock);
+    if (early())
+        finish();
     struct memory *m = find(p);
     const int ret =
         m && m->legacy && m->opened == opened && (mk_cu_ptr)(uintptr_t)m->at == p ? OK : INVALID_VALUE;
@@ -502,6 +523,8 @@ int vmm_map(mk_cu_ptr p, size_t bytes, size_t offset, uint64_t h, unsigned long 
 int vmm_unmap(mk_cu_ptr p, size_t bytes)
 {
     pthread_mutex_lock(&lock);
+    if (early())
+        finish();
     struct memory *m = find(p);
     const bool ok = m && m->handle && m->size == bytes;
     if (ok) {
@@ -532,6 +555,8 @@ int host_register(void *p, size_t bytes, unsigned flags)
 }
 int host_unregister(void *p)
 {
+    if (early())
+        ctx_sync();
     count(&fake_cuda_counts.registered, -1);
     return p ? OK : INVALID_VALUE;
 }
@@ -585,7 +610,7 @@ int stream_query(void *stream)
 int stream_write64(void *stream, mk_cu_ptr p, uint64_t value, unsigned flags)
 {
     pthread_mutex_lock(&lock);
-    if (getenv("FAKE_CUDA_EARLY")) /* a driver that breaks the order of its streams: tests must find it out */
+    if (early()) /* a driver that breaks the order of its streams: tests must find it out */
         __atomic_store_n((uint64_t *)(uintptr_t)p, value, __ATOMIC_RELEASE);
     else
         give(stream, p, 0, 8, value);
