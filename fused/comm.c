@@ -286,6 +286,8 @@ static int setup_local(struct mk_comm *comm)
     comm->host.mismatch = on_mismatch;
     comm->host.ctx = comm;
     ret = make_blocks(comm);
+    if (!ret)
+        ret = mk_learn_open(comm);
     return ret || !comm->wants_gpu ? ret : mk_gpu_create(comm);
 }
 
@@ -457,6 +459,7 @@ int mk_comm_destroy(mk_comm_t comm)
         free(comm->host.scratch[i]);
     free(comm->host.scratch);
     mk_trace_free(comm);
+    mk_learn_close(comm, mine);
     free(comm->tile_flag);
     free(comm->state);
     free(comm->rank_at);

@@ -6,7 +6,7 @@
  *   rings.c      layout of the two memories  peers.c      exchange and mapping of peers' memory, links
  *   plan.c       checks, grid, signature     operator.c   the public calls
  *   cpu/exec.c   block threads               trace.c      timeline
- *   gone.c       neighbours that went away
+ *   gone.c       neighbours that went away  learn.c  what launches teach the next ones
  *   cuda/gpu.c   GPU side of a communicator  cuda/gemm_ar.c launch of its kernels */
 #pragma once
 #include "mk/boot.h"
@@ -14,6 +14,7 @@
 #include "mk/net.h"
 #include "mk/param.h"
 #include "mk/shm.h"
+#include "mk/tuner.h"
 #include "ops/gemm_ar.h"
 #include "tile/tile_cpu.h"
 #include <pthread.h>
@@ -26,6 +27,18 @@ struct mk_trace_block {
     struct mk_trace_event *events; /* written by the block, read after the call */
     uint32_t count;
     uint64_t dropped;
+};
+
+/* Which state of the controller (mk_ar_state.control) is whose, and what is known from before. Under call_lock. */
+struct mk_learn_class {
+    struct mk_start_key key;
+    uint64_t used;  /* the call that used it last; 0: free */
+    uint32_t start; /* mk_ctl_conf.start */
+};
+struct mk_learn {
+    struct mk_starts *starts;
+    uint64_t calls;
+    struct mk_learn_class class[MK_AR_CTL_CLASSES];
 };
 
 /* A failed link: text by the proxy thread, then code (release); read with acquire. 0: none. */
@@ -63,6 +76,7 @@ struct mk_comm {
     size_t tile_flags;
     struct mk_cpu_host host;
     struct mk_pool *pool;
+    struct mk_learn *learn;    /* NULL: budgets are fixed */
     pthread_mutex_t call_lock; /* one call at a time */
 
     /* The first failure stays. Written under fail_lock; abort_word is what blocks watch (release, acquire). */
@@ -136,6 +150,17 @@ int mk_plan_check_facts(const struct mk_gemm_call *call, bool gpu);
 /* gpu: chunks and tiles of the GPU executor. Only what was checked. */
 int mk_plan_build(const struct mk_rings *rings, bool wire_fp32, bool gpu, const struct mk_gemm_call *call,
                   struct mk_ar *ar);
+
+/* learn.c */
+/* INVALID: MK_TUNER_FILE is too long. Nothing is made where budgets are fixed: MK_TUNER not on, MK_COMM_BLOCKS given, one
+ * rank or one block, a GPU. */
+int mk_learn_open(struct mk_comm *comm);
+/* Binds the launch to its shape class's state of the controller. */
+void mk_learn_begin(struct mk_comm *comm, const struct mk_gemm_call *call, struct mk_ar *ar);
+/* After a launch that succeeded. */
+void mk_learn_end(struct mk_comm *comm, const struct mk_ar *ar);
+/* save: into MK_TUNER_FILE. */
+void mk_learn_close(struct mk_comm *comm, bool save);
 
 /* cpu/exec.c */
 int mk_pool_create(int threads, struct mk_pool **out);

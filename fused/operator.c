@@ -35,8 +35,8 @@ static void bind(struct mk_comm *comm, struct mk_ar *ar)
     /* R blocks may wait for remote data alone; at least one must, or nobody finishes the launch. */
     const int r = min_int((int)comm->settings.r, comm->threads / 2);
     ar->blocks = comm->threads;
-    ar->budget = 1;
-    ar->max_helpers = r > 1 ? r - 1 : 0;
+    ar->budget = min_int(comm->settings.comm_blocks ? (int)comm->settings.comm_blocks : 1, r > 1 ? r : 1);
+    ar->max_helpers = r > ar->budget ? r - ar->budget : 0;
     ar->comm_id = comm->proxy_id;
     ar->state = comm->state;
     ar->tile_flag = comm->tile_flag;
@@ -74,7 +74,10 @@ static int launch(struct mk_comm *comm, const struct mk_gemm_call *call, void *s
                   : mk_comm_fail(comm, MK_ERR_NOMEM, true, "rank %d: %s", comm->rank, mk_last_error());
     if (!ret) {
         bind(comm, &ar);
+        mk_learn_begin(comm, call, &ar);
         ret = mk_exec_cpu(comm, &ar);
+        if (!ret)
+            mk_learn_end(comm, &ar);
     }
     pthread_mutex_unlock(&comm->call_lock);
     return ret;

@@ -25,8 +25,18 @@
 #pragma once
 #include "mk/dev/flag.h"
 #include "mk/dev/ring.h"
+#include "ops/gemm_ar_ctl.h"
 #include "sched/chunk.h"
 #include "sched/ll.h"
+
+/* 1: blocks may be controlled (gemm_ar_turn.h); 0: it is compiled out. */
+#ifndef MK_CONTROL
+#ifdef __CUDACC__
+#define MK_CONTROL 0
+#else
+#define MK_CONTROL 1
+#endif
+#endif
 
 enum mk_ar_kind {
     MK_AR_TILE = 0,
@@ -50,14 +60,15 @@ struct mk_ar_state {
     uint64_t pos_out[MK_CLASSES][MK_MAX_PEERS];
     uint64_t release[MK_CLASSES]
                     [MK_MAX_PEERS]; /* in-rings: {done bits 32, low half of the consumed position 32} */
-    uint64_t queue[MK_AR_KINDS][MK_MAX_PEERS]; /* {tag, next item} */
-    uint64_t headers;                          /* {tag, how many peers' headers matched} */
-    uint64_t sum_ready[MK_RING_MAX_SLOTS];     /* D = 2: position + 1 of the node sum in this out slot */
-    uint64_t sum_used[MK_RING_MAX_SLOTS];      /* D = 2: position + 1 that REDUCE has read from it */
-    uint64_t tickets, helpers, left;           /* {tag, count} */
-    uint64_t ll_pos;                           /* of the next launch on the latency path, as pos_in */
-    uint64_t progress_ns;                      /* when a task last finished (relaxed) */
-    uint64_t forward;                          /* GPU: {ns of the last pass 63, a pass is under way 1} */
+    uint64_t queue[MK_AR_KINDS][MK_MAX_PEERS];   /* {tag, next item} */
+    uint64_t headers;                            /* {tag, how many peers' headers matched} */
+    uint64_t sum_ready[MK_RING_MAX_SLOTS];       /* D = 2: position + 1 of the node sum in this out slot */
+    uint64_t sum_used[MK_RING_MAX_SLOTS];        /* D = 2: position + 1 that REDUCE has read from it */
+    uint64_t tickets, helpers, left;             /* {tag, count} */
+    uint64_t ll_pos;                             /* of the next launch on the latency path, as pos_in */
+    uint64_t progress_ns;                        /* when a task last finished (relaxed) */
+    uint64_t forward;                            /* GPU: {ns of the last pass 63, a pass is under way 1} */
+    struct mk_ar_ctl control[MK_AR_CTL_CLASSES]; /* by shape class, as the host numbers them */
 };
 
 /* One launch: the same on all blocks, read only. */
@@ -79,11 +90,13 @@ struct mk_ar {
     uint64_t
         patience_ns;  /* a block that prefers communication takes a tile when nothing was ready for so long */
     uint32_t comm_id; /* in commands */
+    uint32_t control; /* 1 + number of the controller's state; 0: the budget stands */
     struct mk_ar_state *state;
     const uint64_t *
         pos; /* the launch's positions in the block's own memory (mk_ar_pos_at), or NULL: those of the state */
     uint64_t *tile_flag;      /* [tiles]: {tag, parts written}; who writes: COMPUTE (gpu) */
     uint32_t tile_parts;      /* of a tile: writers that publish on their own (warpgroups); CPU: 1 */
+    uint32_t control_start;   /* mk_ctl_conf.start */
     uint64_t *abort_word;     /* not 0: all blocks leave */
     uint8_t *fixed, *staging; /* this rank's memories, as its local peers see them */
     /* As the NIC sees them: the same on the CPU, and where the NIC reaches GPU memory; else pinned host memory. */
@@ -130,6 +143,9 @@ struct mk_ar_block {
     int32_t headed;         /* it has seen all headers match */
     uint32_t tiles;         /* tiles that this block has claimed */
     uint64_t idle_since_ns; /* 0: its last look found something to do */
+#if MK_CONTROL
+    uint64_t mark_ns; /* up to when its time is accounted for */
+#endif
     struct mk_task task;
 };
 

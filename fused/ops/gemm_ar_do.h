@@ -280,6 +280,9 @@ MK_DEV void mk_ar_do_chunk(const struct mk_ar *ar, const struct mk_ar_block *blk
 MK_DEV void mk_ar_do(const struct mk_ar *ar, struct mk_ar_block *blk)
 {
     const struct mk_task *t = &blk->task;
+#if MK_CONTROL
+    const uint64_t begin_ns = ar->control ? mk_now_ns() : 0;
+#endif
     mk_consume();
     switch (t->kind) {
     case MK_AR_TILE:
@@ -307,6 +310,10 @@ MK_DEV void mk_ar_do(const struct mk_ar *ar, struct mk_ar_block *blk)
     mk_block_sync();
     if (mk_lane() == 0)
         mk_st_rlx_gpu_u64(&ar->state->progress_ns, mk_now_ns());
+#if MK_CONTROL
+    if (mk_lane() == 0)
+        mk_ar_account(ar, blk, begin_ns);
+#endif
     mk_wake_self(ar);
 }
 
@@ -395,5 +402,8 @@ MK_DEV void mk_ar_advance(const struct mk_ar *ar, const struct mk_ar_block *blk)
                               mk_ar_pos_out(ar, cls, p, mk_ar_count_out(ar, cls, p)));
         }
     }
+#if MK_CONTROL
+    mk_ar_ctl_end(ar, blk);
+#endif
     mk_st_rel_gpu_u64(&ar->state->epoch, blk->epoch + 1);
 }

@@ -12,6 +12,9 @@
  * waits and wake-ups mk_pause, mk_wake_self, mk_wake_local, mk_wake_proxy. */
 #pragma once
 #include "ops/gemm_ar.h"
+#if MK_CONTROL
+#include "ops/gemm_ar_turn.h"
+#endif
 
 enum mk_next { MK_NEXT_TASK = 0, MK_NEXT_IDLE = 1, MK_NEXT_LEAVE = 2 };
 
@@ -329,6 +332,9 @@ MK_DEV void mk_ar_enter(const struct mk_ar *ar, struct mk_ar_block *blk)
     blk->headed = 0;
     blk->tiles = 0;
     blk->idle_since_ns = 0;
+#if MK_CONTROL
+    mk_ar_ctl_enter(ar, blk);
+#endif
 }
 
 /* What comes before the look at communication: MK_NEXT_TASK a tile, for blocks that compute; MK_NEXT_LEAVE after an
@@ -354,9 +360,45 @@ MK_DEV bool mk_ar_impatient(const struct mk_ar *ar, struct mk_ar_block *blk)
     return now - blk->idle_since_ns >= ar->patience_ns;
 }
 
+#if MK_CONTROL
+/* The same under the controller. A block that found a task of communication does it, whatever its role; with no tile left
+ * budget + max_helpers blocks stay until no communication is. */
+MK_DEV int mk_ar_next_controlled(const struct mk_ar *ar, struct mk_ar_block *blk, int comm)
+{
+    const uint32_t tiles = mk_ar_items(ar, MK_AR_TILE, 0);
+    const int tile = mk_count_peek(&ar->state->queue[MK_AR_TILE][0], blk->tag) < tiles ? 1 : -1;
+    const int role = blk->prefers_comm ? MK_CTL_COMM : MK_CTL_COMPUTE;
+    if (comm == 1)
+        blk->idle_since_ns = 0;
+    switch (mk_ctl_act(role, tile, comm, comm == 0 && mk_ar_impatient(ar, blk))) {
+    case MK_CTL_TALK:
+        return MK_NEXT_TASK;
+    case MK_CTL_TILE:
+        if (comm == 1)
+            return MK_NEXT_TASK; /* claimed already */
+        blk->idle_since_ns = 0;
+        return mk_ar_claim_tile(ar, blk) ? MK_NEXT_TASK : MK_NEXT_IDLE;
+    case MK_CTL_LEAVE:
+        return MK_NEXT_LEAVE;
+    case MK_CTL_STAY:
+        if (!blk->helping &&
+            (int32_t)mk_count_add(&ar->state->helpers, blk->tag, 1) >= ar->budget + ar->max_helpers)
+            return MK_NEXT_LEAVE;
+        blk->helping = 1;
+        return MK_NEXT_IDLE;
+    default:
+        return MK_NEXT_IDLE;
+    }
+}
+#endif
+
 /* What comes after it. comm: its result (mk_ar_try_comm). */
 MK_DEV int mk_ar_next_after(const struct mk_ar *ar, struct mk_ar_block *blk, int comm)
 {
+#if MK_CONTROL
+    if (ar->control)
+        return mk_ar_next_controlled(ar, blk, comm);
+#endif
     if (comm == 1) {
         blk->idle_since_ns = 0;
         return MK_NEXT_TASK;
@@ -382,6 +424,9 @@ MK_DEV int mk_ar_next_after(const struct mk_ar *ar, struct mk_ar_block *blk, int
 /* The next thing to do. One lane calls it; blk->task is then shared with the block. */
 MK_DEV int mk_ar_next(const struct mk_ar *ar, struct mk_ar_block *blk)
 {
+#if MK_CONTROL
+    mk_ar_turn(ar, blk);
+#endif
     const int tile = mk_ar_next_tile(ar, blk);
     return tile != MK_NEXT_IDLE ? tile : mk_ar_next_after(ar, blk, mk_ar_try_comm(ar, blk));
 }

@@ -180,7 +180,9 @@ int world_prepare(struct world *w, const struct world_call *c)
         r->ar.blocks = w->blocks;
         r->ar.budget = 1;
         r->ar.max_helpers = w->blocks / 2 > 1 ? w->blocks / 2 : 1;
+        r->ar.control = w->control != WORLD_BUDGET;
         r->ar.state = r->state;
+        r->first_left = 0;
         r->ar.tile_flag = r->tile_flag;
         r->ar.abort_word = &r->abort_word;
         r->ar.fixed = r->fixed;
@@ -263,7 +265,16 @@ struct block_arg {
     struct world_rank *r;
     uint64_t rng;
     int gave_up;
+    bool first;
 };
+
+static void any_target(struct block_arg *arg, const struct mk_ar_block *blk)
+{
+    struct mk_ar_ctl *c = &arg->r->state->control[0];
+    const uint64_t tag = (uint64_t)blk->tag << 32;
+    mk_st_rel_gpu_u64(&c->lock, tag | 1);
+    mk_st_rel_gpu_u64(&c->target, tag | world_rand(&arg->rng) % ((uint64_t)arg->r->w->blocks + 2));
+}
 
 static void *block_thread(void *p)
 {
@@ -274,9 +285,13 @@ static void *block_thread(void *p)
     memset(&blk, 0, sizeof(blk));
     if (r->w->delays)
         usleep((useconds_t)(world_rand(&arg->rng) % 2000));
+    while (r->w->late && !arg->first && !__atomic_load_n(&r->first_left, __ATOMIC_ACQUIRE))
+        usleep(100);
     mk_ar_enter(&r->ar, &blk);
     for (;;) {
         const uint32_t seq = mk_bell_seq(r->host.bell);
+        if (r->w->control == WORLD_ANY_TARGET)
+            any_target(arg, &blk);
         const int next = mk_ar_next(&r->ar, &blk);
         if (next == MK_NEXT_LEAVE)
             break;
@@ -294,6 +309,8 @@ static void *block_thread(void *p)
         }
         mk_bell_wait(r->host.bell, seq, 1000000);
     }
+    if (arg->first)
+        __atomic_store_n(&r->first_left, 1, __ATOMIC_RELEASE);
     if (!mk_ar_leave(&r->ar, &blk))
         return NULL;
     for (int e = 0; e < r->w->nnodes; e++)
@@ -315,6 +332,7 @@ int world_run_threads(struct world *w)
         pthread_create(&ids[n + i], NULL, wire_thread, &w->r[i]);
     for (int i = 0; i < n; i++) {
         args[i].r = &w->r[i % w->n];
+        args[i].first = i < w->n;
         args[i].rng = w->seed * 31 + (uint64_t)i;
         pthread_create(&ids[i], NULL, block_thread, &args[i]);
     }

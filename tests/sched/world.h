@@ -12,6 +12,12 @@
 
 struct world;
 
+enum world_control {
+    WORLD_BUDGET = 0,     /* fixed */
+    WORLD_CONTROLLER = 1, /* on state 0 */
+    WORLD_ANY_TARGET = 2 /* somebody stopped while he held its lock, and the target is anything at any time */
+};
+
 struct world_rank {
     struct world *w;
     int index; /* node * nlocal + local */
@@ -35,6 +41,7 @@ struct world_rank {
     int64_t k, lda, ldb, ldc;
     void *a, *b, *c;
     int seen_mismatch;
+    int first_left; /* with late; __atomic */
 };
 
 struct world {
@@ -43,6 +50,8 @@ struct world {
     int stop;         /* wires end; __atomic */
     int delays;       /* blocks and wires sleep now and then */
     int lose_credits; /* the wire drops every n-th credit; 0: none */
+    int control;      /* enum world_control */
+    int late;         /* of each rank one block comes alone, the others when it has left */
     uint64_t seed;
 };
 
