@@ -383,7 +383,7 @@ static int few_descriptors(struct job *j, int rank)
 static void running_out_of_descriptors_is_an_error(void **state)
 {
     (void)state;
-    job_seconds("MK_TIMEOUT", 2);
+    job_seconds("MK_TIMEOUT", 10);
     for (int limit = 3, well = 0; limit < 60 && well < 2; limit += 2) {
         struct plan p = {limit % 4, limit, 0};
         struct job *j = job_create(2, 2, 20);
