@@ -29,15 +29,6 @@
 #include "sched/chunk.h"
 #include "sched/ll.h"
 
-/* 1: blocks may be controlled (gemm_ar_turn.h); 0: it is compiled out. */
-#ifndef MK_CONTROL
-#ifdef __CUDACC__
-#define MK_CONTROL 0
-#else
-#define MK_CONTROL 1
-#endif
-#endif
-
 enum mk_ar_kind {
     MK_AR_TILE = 0,
     MK_AR_PUSH = 1,

@@ -23,6 +23,7 @@
  *                               loads that may overlap, and what orders all of them before what follows: as if each had
  *                               been an acquire load (on the GPU relaxed loads, then one fence)
  *   MK_LOOKS_ON                 a block that found nothing looks again soon by itself: no need to look twice
+ *   MK_CONTROL                  1: blocks may take their roles from the controller; 0: that is compiled out
  *   MK_ROLLED                   before a loop that is not worth more than its own code: all roles share the
  *                               instruction cache
  *   mk_now_ns()                 a clock that all blocks of this device share

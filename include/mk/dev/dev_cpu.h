@@ -10,6 +10,7 @@
 #define MK_DEV static inline __attribute__((unused))
 #define MK_ROLLED
 #define MK_LOOKS_ON 0
+#define MK_CONTROL 1
 
 MK_DEV uint32_t mk_lane(void)
 {

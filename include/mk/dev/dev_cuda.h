@@ -6,6 +6,9 @@
 
 #define MK_DEV static __device__ __forceinline__
 #define MK_LOOKS_ON 1
+#ifndef MK_CONTROL
+#define MK_CONTROL 0 /* not measured here yet */
+#endif
 #define MK_ROLLED _Pragma("unroll 1")
 
 MK_DEV uint32_t mk_lane(void)
