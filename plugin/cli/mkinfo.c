@@ -13,6 +13,7 @@
 
 static const char help[] =
     "usage: mkinfo [--settings] [--json FILE]\n"
+    "       mkinfo --profile FILE.. [--json FILE]\n"
     "\n"
     "Says what this machine offers to mKernel: processor, GPUs, networks, libraries found or missing (and "
     "what to\n"
@@ -20,15 +21,22 @@ static const char help[] =
     "about a second.\n"
     "\n"
     "  --settings   lists every MK_* setting: value in force, default, meaning\n"
+    "  --profile FILE..  what NCCL's collectives took, from files that MK_PROFILE made, of all ranks "
+    "together: calls,\n"
+    "                    time, bandwidth (as nccl-tests define it), CTAs, share overlapped\n"
     "  --json FILE  writes the same as JSON, nothing to the standard output\n"
     "  --help, --version\n"
     "\n"
-    "exit status: 0; 1 the output could not be written; 2 wrong usage or a wrong MK_* setting.\n"
+    "exit status: 0; 1 the output could not be written; 2 wrong usage, a wrong MK_* setting, or a damaged "
+    "profile (those "
+    "that are whole\n"
+    "are shown).\n"
     "\n"
     "examples:\n"
     "  mkinfo\n"
     "  MK_NET=ofi MK_OFI_PROVIDER=tcp mkinfo\n"
-    "  mkinfo --settings\n";
+    "  mkinfo --settings\n"
+    "  MK_PROFILE=run.%h.%p.json ... ; mkinfo --profile run.*.json\n";
 
 static struct mkinfo_item *add(struct mkinfo *f, const char *section, const char *key)
 {
@@ -180,14 +188,12 @@ static int look(struct mkinfo *f, const char *json)
 
 int main(int argc, char **argv)
 {
-    static const struct option options[] = {{"settings", 0, NULL, 's'},
-                                            {"json", 1, NULL, 'j'},
-                                            {"help", 0, NULL, 'h'},
-                                            {"version", 0, NULL, 'V'},
-                                            {NULL, 0, NULL, 0}};
+    static const struct option options[] = {{"settings", 0, NULL, 's'}, {"profile", 0, NULL, 'p'},
+                                            {"json", 1, NULL, 'j'},     {"help", 0, NULL, 'h'},
+                                            {"version", 0, NULL, 'V'},  {NULL, 0, NULL, 0}};
     struct mkinfo f;
     const char *json = NULL;
-    bool settings = false;
+    bool settings = false, profile = false;
     int c;
     memset(&f, 0, sizeof(f));
     mk_cli_init("mkinfo");
@@ -195,6 +201,8 @@ int main(int argc, char **argv)
     while ((c = getopt_long(argc, argv, ":", options, NULL)) != -1) {
         if (c == 's')
             settings = true;
+        else if (c == 'p')
+            profile = true;
         else if (c == 'j')
             json = optarg;
         else if (c == 'h')
@@ -204,11 +212,15 @@ int main(int argc, char **argv)
         else
             return mk_cli_bad_option(c, argv);
     }
-    if (optind < argc)
+    if (profile && optind == argc)
+        return mk_cli_usage("--profile needs a file");
+    if (!profile && optind < argc)
         return mk_cli_usage("%s is one argument too many", argv[optind]);
     if (mk_settings_load(&f.settings, true)) {
         mk_cli_say("%s", mk_last_error());
         return MK_EXIT_USAGE;
     }
+    if (profile)
+        return mkinfo_profile(argv + optind, argc - optind, json);
     return settings ? list_settings(&f.settings) : look(&f, json);
 }

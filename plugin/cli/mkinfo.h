@@ -33,3 +33,7 @@ void mkinfo_number(struct mkinfo *f, const char *section, const char *key, doubl
 void mkinfo_machine(struct mkinfo *f);
 /* Libraries, providers, the speed of the matrix multiply, what a job would use. */
 void mkinfo_parts(struct mkinfo *f);
+
+/* mkinfo --profile: n files, as a table or as JSON. Returns the exit code: USAGE if a file is none of ours or damaged (the
+ * others are shown). */
+int mkinfo_profile(char *const *path, int n, const char *json);
