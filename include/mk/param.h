@@ -51,6 +51,7 @@
     X(verify, "MK_VERIFY", BOOL, "0", plugin, "1: interception checks its proofs after the fact")            \
     X(tuner, "MK_TUNER", WORD, "on", tuner, "off|observe|on")                                                \
     X(tuner_file, "MK_TUNER_FILE", STR, "", tuner, "file of learned starting points")                        \
+    X(profile, "MK_PROFILE", STR, "", plugin, "file of what NCCL's collectives take, for mkinfo --profile; %h host, %p process (added where %p is missing)") \
     X(shared_gpu, "MK_SHARED_GPU", BOOL, "0", fused, "1: several ranks may share one GPU")
 /* clang-format on */
 
