@@ -152,6 +152,33 @@ void mk_boot_on_event(struct mk_boot *b, mk_boot_event_fn fn, void *ctx)
         fn(ctx, &b->event);
 }
 
+void mk_boot_on_said(struct mk_boot *b, mk_boot_said_fn fn, void *ctx)
+{
+    pthread_mutex_lock(&b->lock);
+    b->said = fn;
+    b->said_ctx = ctx;
+    while (b->saying && !pthread_equal(pthread_self(), b->thread))
+        mk_boot_wait(b, UINT64_MAX);
+    pthread_mutex_unlock(&b->lock);
+}
+
+int mk_boot_say(struct mk_boot *b, int to, const void *bytes, size_t n)
+{
+    if (!b || b->pid != getpid() || to < -1 || to >= b->nranks || to == b->rank || n > MK_BOOT_MAX_SAY ||
+        (n && !bytes))
+        return mk_fail_quiet(MK_ERR_INVALID, "bootstrap message of %zu bytes to rank %d", n, to);
+    if (b->solo)
+        return 0;
+    pthread_mutex_lock(&b->lock);
+    int ret = MK_ERR_PEER;
+    if (b->ended || b->bye)
+        mk_fail_quiet(ret, "%s", b->ended ? b->ended_text : "this rank has said good-bye");
+    else
+        ret = mk_boot_link_send(b, MK_BOOT_SAY, (uint64_t)(to < 0 ? b->nranks : to), bytes, (uint32_t)n);
+    pthread_mutex_unlock(&b->lock);
+    return ret == MK_ERR_NOMEM ? mk_fail(ret, "NET", "no memory to send %zu bytes", n) : ret;
+}
+
 int mk_boot_event(struct mk_boot *b, struct mk_boot_event *out)
 {
     if (!__atomic_load_n(&b->event_set, __ATOMIC_ACQUIRE))

@@ -250,12 +250,40 @@ void mk_boot_core_farewell(struct mk_boot_core *c)
             good_bye(c, (int)r);
 }
 
+/* To one or to all others. Who is not here (any more) misses nothing that it could act on. */
+static void hand_on(struct mk_boot_core *c, struct mk_boot_peer *from)
+{
+    const struct mk_boot_frame *in = &from->frame;
+    const struct mk_boot_frame f = {.type = MK_BOOT_SAID, .length = in->length, .seq = (uint64_t)from->rank};
+    struct mk_boot_blob *b = mk_boot_blob_new(sizeof(f) + in->length);
+    if (!b) { /* one lost would leave the others out of step */
+        from->broken = true;
+        return;
+    }
+    mk_boot_put_frame(&f, b->data);
+    if (in->length)
+        memcpy(b->data + sizeof(f), from->body, in->length);
+    for (uint32_t r = 0; r < c->nranks; r++) {
+        struct mk_boot_peer *p = c->members[r].peer;
+        const bool meant = in->seq == c->nranks ? p != from : r == in->seq;
+        if (meant && p && p->state == MK_BOOT_PEER_MEMBER)
+            mk_boot_peer_queue(p, b);
+    }
+    mk_boot_blob_put(b);
+}
+
 void mk_boot_job_frame(struct mk_boot_core *c, struct mk_boot_peer *p, uint64_t now)
 {
     struct mk_boot_verdict v;
     switch (p->frame.type) {
     case MK_BOOT_GATHER:
         gather_part(c, p, now);
+        return;
+    case MK_BOOT_SAY:
+        if (c->met)
+            hand_on(c, p);
+        else
+            mk_boot_core_lost(c, p, "it speaks to others before all have met", now);
         return;
     case MK_BOOT_ABORT:
         if (mk_boot_parse_verdict(p->body, p->frame.length, &v) == MK_BOOT_PARSED)

@@ -116,6 +116,22 @@ static void left(struct mk_boot *b, int rank)
     pthread_mutex_unlock(&b->lock);
 }
 
+static void said(struct mk_boot *b)
+{
+    pthread_mutex_lock(&b->lock);
+    const mk_boot_said_fn fn = b->said;
+    void *ctx = b->said_ctx;
+    b->saying = fn != NULL;
+    pthread_mutex_unlock(&b->lock);
+    if (!fn)
+        return;
+    fn(ctx, (int)b->frame.seq, b->body, b->frame.length);
+    pthread_mutex_lock(&b->lock);
+    b->saying = false;
+    pthread_cond_broadcast(&b->cond);
+    pthread_mutex_unlock(&b->lock);
+}
+
 static int frame_in(struct mk_boot *b)
 {
     struct mk_boot_verdict v;
@@ -127,6 +143,9 @@ static int frame_in(struct mk_boot *b)
         return 0;
     case MK_BOOT_LEFT:
         left(b, (int)b->frame.seq);
+        return 0;
+    case MK_BOOT_SAID:
+        said(b);
         return 0;
     default: /* GATHER_BAD, EVENT: parse_frame lets no other pass */
         if (mk_boot_parse_verdict(b->body, b->frame.length, &v) != MK_BOOT_PARSED)

@@ -34,6 +34,9 @@ struct mk_boot {
     mk_boot_event_fn fn;
     void *fn_ctx;
     bool fn_called;
+    mk_boot_said_fn said;
+    void *said_ctx;
+    bool saying;    /* the thread is in it */
     uint8_t *left;  /* [nranks], each written once with release, read with acquire by anybody */
     int first_left; /* -1: none */
 

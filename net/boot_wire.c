@@ -87,6 +87,8 @@ static int length_fits(const struct mk_boot_frame *f, int to_root, uint32_t nran
             return f->length >= MK_BOOT_VERDICT_HEAD && f->length <= MK_BOOT_VERDICT_HEAD + MK_BOOT_MAX_TEXT;
         case MK_BOOT_BYE:
             return f->length == 0;
+        case MK_BOOT_SAY:
+            return f->length <= MK_BOOT_MAX_SAY && f->seq <= nranks;
         default:
             return 0;
         }
@@ -102,6 +104,8 @@ static int length_fits(const struct mk_boot_frame *f, int to_root, uint32_t nran
         return f->length >= MK_BOOT_VERDICT_HEAD && f->length <= MK_BOOT_VERDICT_HEAD + MK_BOOT_MAX_TEXT;
     case MK_BOOT_LEFT:
         return f->length == 0 && f->seq < nranks;
+    case MK_BOOT_SAID:
+        return f->length <= MK_BOOT_MAX_SAY && f->seq < nranks;
     default:
         return 0;
     }

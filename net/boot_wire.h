@@ -6,19 +6,19 @@
  *   hello (48 bytes)          ->
  *                             <-   answer (24 bytes, then `length` bytes of text)
  *   after WELCOME, frames in both directions: header (16 bytes), then `length` bytes
- *   GATHER, ABORT, BYE        ->
- *                             <-   MET, GATHERED, GATHER_BAD, EVENT, LEFT
+ *   GATHER, ABORT, BYE, SAY   ->
+ *                             <-   MET, GATHERED, GATHER_BAD, EVENT, LEFT, SAID
  *
  * The first 16 bytes of the hello and of the answer keep their meaning in every later version, so that versions
  * can refuse each other in words. The parse functions are pure: bytes in, struct in host order out. */
 #pragma once
-#include "mkernel.h"
+#include "mk/boot.h"
 #include <assert.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <sys/socket.h>
 
-#define MK_BOOT_VERSION 1u
+#define MK_BOOT_VERSION 2u
 #define MK_BOOT_MAX_RANKS 32768u
 #define MK_BOOT_MAX_BYTES (1u << 20) /* of one rank in an all-gather */
 #define MK_BOOT_MAX_TOTAL (1u << 31) /* of all ranks */
@@ -58,14 +58,16 @@ struct mk_boot_answer {
 static_assert(sizeof(struct mk_boot_answer) == 24, "answer");
 
 enum mk_boot_type {
-    MK_BOOT_GATHER = 1,      /* to root: one rank's part of all-gather number seq */
-    MK_BOOT_ABORT = 2,       /* to root: mk_boot_verdict of the sender (its rank is not read) */
-    MK_BOOT_BYE = 3,         /* to root: the end that follows is no death; empty */
-    MK_BOOT_MET = 16,        /* from root: all ranks are here; mk_boot_met */
+    MK_BOOT_GATHER = 1, /* to root: one rank's part of all-gather number seq */
+    MK_BOOT_ABORT = 2,  /* to root: mk_boot_verdict of the sender (its rank is not read) */
+    MK_BOOT_BYE = 3,    /* to root: the end that follows is no death; empty */
+    MK_BOOT_SAY = 4,    /* to root: to be handed to rank number seq; seq = number of ranks: to all others */
+    MK_BOOT_MET = 16,   /* from root: all ranks are here; mk_boot_met */
     MK_BOOT_GATHERED = 17,   /* from root: all parts of number seq in rank order */
     MK_BOOT_GATHER_BAD = 18, /* from root: number seq has failed; mk_boot_verdict */
     MK_BOOT_EVENT = 19,      /* from root: first event of the job; mk_boot_verdict */
-    MK_BOOT_LEFT = 20        /* from root: a rank said good-bye; its number in seq; empty */
+    MK_BOOT_LEFT = 20,       /* from root: a rank said good-bye; its number in seq; empty */
+    MK_BOOT_SAID = 21        /* from root: what rank number seq said */
 };
 struct mk_boot_frame {
     uint32_t type;

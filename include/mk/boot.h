@@ -29,6 +29,10 @@ struct mk_boot_event {
 /* Called by the boot thread once, when the first event is recorded (for instance to raise an abort word). */
 typedef void (*mk_boot_event_fn)(void *ctx, const struct mk_boot_event *event);
 
+/* Called by the boot thread: what rank `from` said, at most MK_BOOT_MAX_SAY bytes. It may say something itself. */
+#define MK_BOOT_MAX_SAY 256u
+typedef void (*mk_boot_said_fn)(void *ctx, int from, const void *bytes, size_t n);
+
 /* Root service at a free port of the interface chosen by s->ifname; fills the id (address, port, random key). */
 int mk_boot_unique_id(const struct mk_settings *s, mk_unique_id_t *id);
 
@@ -47,6 +51,13 @@ int mk_boot_barrier(struct mk_boot *b);
 
 /* From now on the event calls fn (at once if it has happened already). */
 void mk_boot_on_event(struct mk_boot *b, mk_boot_event_fn fn, void *ctx);
+/* Short messages besides the collectives, for agreements; bounded by nothing, so few of them. In order between two ranks.
+ * What comes while there is no function is dropped: set it before a collective, say something after it. on_said(NULL)
+ * returns when no call is under way (not from the function itself). */
+void mk_boot_on_said(struct mk_boot *b, mk_boot_said_fn fn, void *ctx);
+/* to: another rank, or -1 for all others. Does not wait; what it says is lost if the other one is gone, or goes. INVALID:
+ * arguments, or a forked child; PEER: the bootstrap has ended; NOMEM. */
+int mk_boot_say(struct mk_boot *b, int to, const void *bytes, size_t n);
 /* 0: no event; else 1 and *out. */
 int mk_boot_event(struct mk_boot *b, struct mk_boot_event *out);
 /* 1: that rank said good-bye (orderly destroy). Not an event: only who still needs it treats it as an error. */

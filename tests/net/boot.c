@@ -11,17 +11,6 @@
 #include <string.h>
 #include <cmocka.h>
 
-static void all_return(const struct help_job *j, int ret, const char *text)
-{
-    for (int r = 0; r < j->n; r++) {
-        if (j->rank[r].skip)
-            continue;
-        if (j->rank[r].ret != ret || !strstr(j->rank[r].error, text))
-            fail_msg("rank %d of %d: %d (%s), wanted %d (%s)", r, j->n, j->rank[r].ret, j->rank[r].error, ret,
-                     text);
-    }
-}
-
 static int gather_ranks(struct help_rank *r)
 {
     uint32_t mine[3] = {(uint32_t)r->rank, 77, (uint32_t)r->nranks}, all[3 * HELP_MAX];
@@ -49,7 +38,7 @@ static void three_ways(void **state)
             help_job_init(&j, (enum help_way)way, sizes[i], 20);
             j.body = gather_ranks;
             help_job_run(&j);
-            all_return(&j, 0, "");
+            help_all_return(&j, 0, "");
         }
     }
 }
@@ -62,13 +51,13 @@ static void cycles(void **state)
     j.body = gather_ranks;
     for (int i = 0; i < 200; i++) {
         help_job_run(&j); /* the same address each time */
-        all_return(&j, 0, "");
+        help_all_return(&j, 0, "");
     }
     for (int i = 0; i < 50; i++) {
         help_job_init(&j, BY_ID, 3, 20);
         j.body = gather_ranks;
         help_job_run(&j);
-        all_return(&j, 0, "");
+        help_all_return(&j, 0, "");
     }
 }
 
@@ -94,7 +83,7 @@ static void own_pace(void **state)
     help_job_init(&j, BY_ROOT, 4, 20);
     j.body = three_in_a_row;
     help_job_run(&j);
-    all_return(&j, 0, "");
+    help_all_return(&j, 0, "");
 }
 
 /* MK_ROOT as a name and as an IPv6 address; no MK_IFNAME. */
@@ -121,7 +110,7 @@ static void spellings(void **state)
             snprintf(j.rank[r].s.root, sizeof(j.rank[r].s.root), "%s:%d", hosts[i], port);
         j.body = gather_ranks;
         help_job_run(&j);
-        all_return(&j, 0, "");
+        help_all_return(&j, 0, "");
     }
     help_job_init(&j, BY_ROOT, 2, 1);
     snprintf(j.rank[1].s.root, sizeof(j.rank[1].s.root), "no.such.host.invalid:4711");
@@ -158,7 +147,7 @@ static void large(void **state)
     help_job_init(&j, BY_ID, 5, 30);
     j.body = gather_large;
     help_job_run(&j);
-    all_return(&j, 0, "");
+    help_all_return(&j, 0, "");
 }
 
 static int gather_unequal(struct help_rank *r)
@@ -181,7 +170,7 @@ static void unequal(void **state)
     j.rank[3].delay_ms = 0;
     j.body = gather_unequal;
     help_job_run(&j);
-    all_return(&j, 0, "");
+    help_all_return(&j, 0, "");
 }
 
 static void late(void **state)
@@ -193,7 +182,7 @@ static void late(void **state)
         j.rank[way].delay_ms = 2000; /* rank 0 is the root the first time */
         j.body = gather_ranks;
         help_job_run(&j);
-        all_return(&j, 0, "");
+        help_all_return(&j, 0, "");
     }
 }
 
@@ -205,13 +194,13 @@ static void never_comes(void **state)
         help_job_init(&j, (enum help_way)way, 6, 1);
         j.rank[2].skip = j.rank[4].skip = true;
         help_job_run(&j);
-        all_return(&j, MK_ERR_TIMEOUT, "missing: rank 2, rank 4");
+        help_all_return(&j, MK_ERR_TIMEOUT, "missing: rank 2, rank 4");
     }
     /* somebody who comes then hears why; at an address that this process can have again */
     help_job_init(&j, BY_ROOT, 3, 1);
     j.rank[2].skip = true;
     help_job_run(&j);
-    all_return(&j, MK_ERR_TIMEOUT, "missing: rank 2");
+    help_all_return(&j, MK_ERR_TIMEOUT, "missing: rank 2");
     assert_int_equal(mk_boot_init_root(&j.rank[2].s, 3, 2, &j.rank[2].b), MK_ERR_TIMEOUT);
     assert_non_null(strstr(mk_last_error(), "missing: rank 2"));
     j.rank[2].skip = false;
@@ -220,12 +209,12 @@ static void never_comes(void **state)
     j.rank[1].delay_ms = j.rank[2].delay_ms = 300;
     j.body = gather_ranks;
     help_job_run(&j);
-    all_return(&j, 0, "");
+    help_all_return(&j, 0, "");
     /* no root at all */
     help_job_init(&j, BY_ROOT, 3, 0.5);
     j.rank[0].skip = true;
     help_job_run(&j);
-    all_return(&j, MK_ERR_TIMEOUT, "found no root");
+    help_all_return(&j, MK_ERR_TIMEOUT, "found no root");
 }
 
 static void world_size(void **state)
@@ -237,7 +226,7 @@ static void world_size(void **state)
         j.rank[3].nranks = 5;
         j.rank[2].delay_ms = way == BY_GATHER ? 0 : 700; /* comes when all is over */
         help_job_run(&j);
-        all_return(&j, MK_ERR_MISMATCH, "number of ranks");
+        help_all_return(&j, MK_ERR_MISMATCH, "number of ranks");
     }
 }
 
@@ -272,7 +261,7 @@ static void aborts(void **state)
     help_job_init(&j, BY_ID, 4, 10);
     j.body = abort_told;
     help_job_run(&j);
-    all_return(&j, 0, "");
+    help_all_return(&j, 0, "");
 }
 
 static int calls;
@@ -307,7 +296,7 @@ static void callbacks(void **state)
     help_job_init(&j, BY_ROOT, 4, 10);
     j.body = callback_once;
     help_job_run(&j); /* destroy joins the threads: no call comes later */
-    all_return(&j, 0, "");
+    help_all_return(&j, 0, "");
     assert_int_equal(__atomic_load_n(&calls, __ATOMIC_RELAXED), 4);
 }
 
@@ -321,7 +310,7 @@ static void good_byes(void **state)
         help_job_init(&j, BY_ROOT, 3, 5);
         j.keep = true;
         help_job_run(&j);
-        all_return(&j, 0, "");
+        help_all_return(&j, 0, "");
         const int second = (first + 1) % 3, third = (first + 2) % 3;
         assert_int_equal(mk_boot_has_left(j.rank[second].b, first), 0);
         mk_boot_destroy(j.rank[first].b);
@@ -355,7 +344,7 @@ static void gather_times_out(void **state)
     j.rank[1].s.timeout = 1;
     j.body = last_comes_late;
     help_job_run(&j);
-    all_return(&j, 0, "");
+    help_all_return(&j, 0, "");
 }
 
 static void arguments(void **state)

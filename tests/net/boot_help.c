@@ -8,12 +8,15 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
+#include <cmocka.h>
 
 static pthread_mutex_t board_lock = PTHREAD_MUTEX_INITIALIZER, log_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t board_cond = PTHREAD_COND_INITIALIZER;
@@ -244,4 +247,15 @@ int help_log_count(const char *part)
     }
     pthread_mutex_unlock(&log_lock);
     return n;
+}
+
+void help_all_return(const struct help_job *j, int ret, const char *text)
+{
+    for (int r = 0; r < j->n; r++) {
+        if (j->rank[r].skip)
+            continue;
+        if (j->rank[r].ret != ret || !strstr(j->rank[r].error, text))
+            fail_msg("rank %d of %d: %d (%s), wanted %d (%s)", r, j->n, j->rank[r].ret, j->rank[r].error, ret,
+                     text);
+    }
 }

@@ -42,6 +42,8 @@ void help_job_init(struct help_job *j, enum help_way way, int n, double timeout)
 /* Runs all ranks as threads; returns when all are done. */
 void help_job_run(struct help_job *j);
 int help_init(struct help_rank *r);
+/* Every rank that came has returned ret, with that text in its error. */
+void help_all_return(const struct help_job *j, int ret, const char *text);
 
 /* Connects to 127.0.0.1:port; sends n bytes; returns the socket, or -1. */
 int help_connect(int port);

@@ -28,7 +28,7 @@ static void hello_bytes(void **state)
     h.rank = 5;
     h.wait_ms = 30000;
     mk_boot_put_hello(&h, buf);
-    assert_memory_equal(buf, "\x89mKhel\r\n\x01\0\0\0\x30\0\0\0\x88\x77\x66\x55\x44\x33\x22\x11", 24);
+    assert_memory_equal(buf, "\x89mKhel\r\n\x02\0\0\0\x30\0\0\0\x88\x77\x66\x55\x44\x33\x22\x11", 24);
     assert_memory_equal(buf + 32, "\x04\x03\x02\x01\x05\0\0\0", 8);
     for (size_t n = 0; n < sizeof(buf); n++)
         assert_int_equal(mk_boot_parse_hello(buf, n, &back), MK_BOOT_MORE);
@@ -40,9 +40,9 @@ static void hello_bytes(void **state)
         assert_int_equal(mk_boot_parse_hello(buf, i + 1, &back), MK_BOOT_ALIEN);
         buf[i] ^= 0x40;
     }
-    buf[8] = 2;
+    buf[8] = 3;
     assert_int_equal(mk_boot_parse_hello(buf, 16, &back), MK_BOOT_OTHER);
-    assert_int_equal(back.version, 2);
+    assert_int_equal(back.version, 3);
 }
 
 static enum mk_boot_parse frame(uint32_t type, uint32_t length, uint64_t seq, int to_root)
@@ -69,6 +69,14 @@ static void frame_limits(void **state)
     assert_int_equal(frame(MK_BOOT_BYE, 1, 0, 1), MK_BOOT_ALIEN);
     assert_int_equal(frame(MK_BOOT_EVENT, 7, 0, 0), MK_BOOT_ALIEN);
     assert_int_equal(frame(MK_BOOT_EVENT, 8, 0, 0), MK_BOOT_PARSED);
+    assert_int_equal(frame(MK_BOOT_SAY, MK_BOOT_MAX_SAY, 4, 1), MK_BOOT_PARSED);
+    assert_int_equal(frame(MK_BOOT_SAY, MK_BOOT_MAX_SAY + 1, 4, 1), MK_BOOT_ALIEN);
+    assert_int_equal(frame(MK_BOOT_SAY, 0, 5, 1), MK_BOOT_ALIEN);
+    assert_int_equal(frame(MK_BOOT_SAY, 0, 0, 0), MK_BOOT_ALIEN); /* from the root it is SAID */
+    assert_int_equal(frame(MK_BOOT_SAID, MK_BOOT_MAX_SAY, 3, 0), MK_BOOT_PARSED);
+    assert_int_equal(frame(MK_BOOT_SAID, MK_BOOT_MAX_SAY + 1, 3, 0), MK_BOOT_ALIEN);
+    assert_int_equal(frame(MK_BOOT_SAID, 0, 4, 0), MK_BOOT_ALIEN);
+    assert_int_equal(frame(MK_BOOT_SAID, 0, 3, 1), MK_BOOT_ALIEN);
     assert_int_equal(frame(99, 0, 0, 0), MK_BOOT_ALIEN);
 }
 
