@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* Words of the pair recogniser, for the log and for mkinfo --explain. */
+#include "pair.h"
+#include <stdio.h>
+
+static const struct {
+    const char *name, *advice;
+} reasons[MK_PAIR_REASONS] = {
+    [MK_PAIR_OK] = {"ok", "fused"},
+    [MK_PAIR_NO_COMM] = {"unknown-communicator", "it was created out of our sight; load the library earlier"},
+    [MK_PAIR_NOT_READY] = {"not-ready", "before the first operation that the ranks agreed on; capture later"},
+    [MK_PAIR_OFF] = {"off", "set-up ended 'off'; its own line says why"},
+    [MK_PAIR_SWITCHED_OFF] = {"switched-off", "the ranks agreed to leave it to NCCL for now"},
+    [MK_PAIR_SLOWER] = {"slower", "NCCL was measured to be faster for this size"},
+    [MK_PAIR_GRAPH_ONLY] = {"graph-only", "MK_FUSE=graph fuses captured calls only; MK_FUSE=on fuses all"},
+    [MK_PAIR_FUNCTION] = {"operator-not-built", "no fused operator for this function yet"},
+    [MK_PAIR_OPERATOR] = {"operator", "only sums are fused"},
+    [MK_PAIR_DTYPE] = {"dtype", "only bf16 and fp16 are fused"},
+    [MK_PAIR_COUNT] = {"count", "too small or too large for what was set up; see MK_WORKSPACE"},
+    [MK_PAIR_P2P] = {"point-to-point", "send and receive are NCCL's"},
+    [MK_PAIR_TIMEOUT] = {"setup-timeout", "a rank did not come to set-up; see MK_ROOT and MK_TIMEOUT"},
+    [MK_PAIR_MEMBER] = {"member", "a rank runs without the plugin or with other settings"},
+    [MK_PAIR_NO_WITNESS] = {"no-witness", "NCCL 2.23 or later with our profiler is needed"},
+    [MK_PAIR_UNTIED] = {"untied", "the communicator could not be identified"},
+    [MK_PAIR_NONBLOCKING] = {"nonblocking", "non-blocking communicators are not fused"},
+    [MK_PAIR_SHARED_GPU] = {"shared-gpu", "MPS or two ranks on one GPU; MK_SHARED_GPU=1 allows it"},
+    [MK_PAIR_KILLED] = {"killed", "MK_FUSE=off on a rank"},
+    [MK_PAIR_GROUPED] = {"group", "call the collective outside of a group with others"},
+    [MK_PAIR_NO_GEMM] = {"no-gemm", "no GEMM of ours came before it on its stream"},
+    [MK_PAIR_LEARNING] = {"learning", "the first sighting; the next call of this site can overlap"},
+    [MK_PAIR_ORIGINAL] = {"original-gemm", "the GEMM's own line says why it stayed the original"},
+    [MK_PAIR_CROSS_STREAM] = {"cross-stream",
+                              "async_op=True or a side stream: overlaps under graph capture only"},
+    [MK_PAIR_NOT_LAST] = {"not-last-gemm", "another GEMM or operation came between"},
+    [MK_PAIR_COPY_BETWEEN] = {"copy-between",
+                              "the framework copies the result first; torch.compile avoids it"},
+    [MK_PAIR_SLICE] = {"slice", "it sends a part of the GEMM's output"},
+    [MK_PAIR_RETYPED] = {"retyped", "it sends the output as another dtype"},
+    [MK_PAIR_LD] = {"ld", "the output's rows have gaps"},
+    [MK_PAIR_RANGE] = {"overlap-range", "the result goes where the GEMM still reads; keep its inputs alive"},
+    [MK_PAIR_ORDER] = {"order", "an earlier operation of the communicator on another stream must end first"},
+    [MK_PAIR_EVENT_BETWEEN] = {"event-between", "an event is recorded or waited for between; capture it"},
+    [MK_PAIR_INTRUDER] = {"intruder", "something was put on the GPU between"},
+    [MK_PAIR_NO_PROOF] = {"no-proof", "use LD_PRELOAD, or CUDA graphs"},
+    [MK_PAIR_WINDOW] = {"window", "buffers registered as windows are not overlapped"},
+    [MK_PAIR_UNALIGNED] = {"alignment", "align the buffers to 16 bytes"},
+    [MK_PAIR_FORCED] = {"forced", "plain by request"},
+    [MK_PAIR_LATE] = {"late", "this rank was not ready yet"},
+    [MK_PAIR_MEMORY] = {"memory", "no memory"},
+    [MK_PAIR_UNHOOKED] = {"unhooked-call", "a collective was called through a pointer taken before us"},
+    [MK_PAIR_UNSEEN] = {"unwitnessed", "the profiler does not see what the hooks see"},
+    [MK_PAIR_UNKNOWN_SITE] = {"unknown-site", "no collective was seen after this GEMM yet"},
+    [MK_PAIR_NEVER] = {"never", "MK_DETERMINISTIC=1 and first called before MK_FUSE_START"},
+    [MK_PAIR_NOT_FUSED] = {"not-fused", "the collective that follows goes to NCCL"},
+    [MK_PAIR_GEMM_DTYPE] = {"gemm-dtype", "only bf16 and fp16, the same for A, B and C"},
+    [MK_PAIR_SCALARS] = {"scalars", "alpha 1 and beta 0 from the host, C not read"},
+    [MK_PAIR_COMPUTE] = {"compute-type", "only plain fp32 accumulation"},
+    [MK_PAIR_EPILOGUE] = {"epilogue", "this epilogue is not built"},
+    [MK_PAIR_ATTRIBUTE] = {"lt-attr", "an attribute that we do not know, or a cublasLt newer than tested"},
+    [MK_PAIR_BATCH] = {"batch", "batched GEMMs are not fused"},
+    [MK_PAIR_SHAPE] = {"shape", "no kernel for these sizes, or C overlaps an input"},
+    [MK_PAIR_STREAMS] = {"streams", "too many streams"},
+    [MK_PAIR_FAILED] = {"launch-failed", "our GEMM could not be launched; its own line says why"},
+    [MK_PAIR_ERROR] = {"error", "the communicator has failed"},
+};
+
+const char *mk_pair_reason_name(uint32_t reason)
+{
+    return reason < MK_PAIR_REASONS ? reasons[reason].name : "?";
+}
+
+const char *mk_pair_reason_advice(uint32_t reason)
+{
+    return reason < MK_PAIR_REASONS ? reasons[reason].advice : "?";
+}
+
+const char *mk_pair_act_name(uint32_t act)
+{
+    static const char *const names[MK_PAIR_ACTS] = {"-",     "ORIGINAL", "G",    "NCCL",
+                                                    "PLAIN", "OVERLAP",  "HOLD", "FAIL"};
+    return act < MK_PAIR_ACTS ? names[act] : "?";
+}
+
+static const char *dtype_name(uint8_t dtype)
+{
+    return dtype == MK_FLOAT32    ? "fp32"
+           : dtype == MK_BFLOAT16 ? "bf16"
+           : dtype == MK_FLOAT16  ? "fp16"
+                                  : "other";
+}
+
+int mk_pair_line(const struct mk_pair_event *e, const struct mk_pair_out *out, char *text, size_t bytes)
+{
+    static const char *const functions[MK_PAIR_FUNCTIONS] = {"AllReduce", "ReduceScatter", "AllGather",
+                                                             "AlltoAll", "other"};
+    const char *key = out->act == MK_PAIR_DO_OVERLAP ? "proof" : "reason";
+    const char *why = out->act != MK_PAIR_DO_OVERLAP     ? mk_pair_reason_name(out->reason)
+                      : out->proof == MK_PAIR_BY_CAPTURE ? "capture"
+                                                         : "counters";
+    if (e->kind == MK_PAIR_EV_GEMM)
+        return snprintf(text, bytes, "fuse gemm n=%lld k=%lld %s: %s %s=%s", (long long)e->u.gemm.n,
+                        (long long)e->u.gemm.k, dtype_name(e->u.gemm.c_type), mk_pair_act_name(out->act), key,
+                        why);
+    return snprintf(text, bytes, "fuse comm=0x%llx op=%s n=%llu %s site=0x%llx: %s %s=%s",
+                    (unsigned long long)e->u.coll.comm,
+                    e->u.coll.function < MK_PAIR_FUNCTIONS ? functions[e->u.coll.function] : "?",
+                    (unsigned long long)e->u.coll.count, dtype_name(e->u.coll.dtype),
+                    (unsigned long long)e->u.coll.caller, mk_pair_act_name(out->act), key, why);
+}

@@ -1,0 +1,443 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* Event lists of collectives, each with what must be decided: K or NCCL by what all ranks share, groups, order.
+ * What is expected is written down from the rules, by hand. */
+#include "tests/unit/pair_help.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <string.h>
+#include <cmocka.h>
+
+/* ---- K or NCCL ---- */
+
+static void shared_facts_choose_nccl(void **state)
+{
+    WITH_RANK;
+    const struct mk_pair_gemm g = W1;
+    struct mk_pair_coll c = sim_coll_of(0, &g);
+    EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, NO_GEMM);
+    c.sum = 0;
+    EXPECT(&s, sim_coll(&s, 0, &c), NCCL, OPERATOR);
+    c = sim_coll_of(0, &g), c.dtype = MK_FLOAT32;
+    EXPECT(&s, sim_coll(&s, 0, &c), NCCL, DTYPE);
+    c.dtype = MK_PAIR_OTHER_DTYPE;
+    EXPECT(&s, sim_coll(&s, 0, &c), NCCL, DTYPE);
+    c = sim_coll_of(0, &g), c.function = MK_PAIR_REDUCESCATTER;
+    EXPECT(&s, sim_coll(&s, 0, &c), NCCL, FUNCTION);
+    const struct {
+        uint64_t count;
+        bool k;
+    } counts[] = {{0, false},
+                  {31, false}, /* 62 bytes */
+                  {32, true},
+                  {32 << 20, true}, /* 64 MiB */
+                  {(32 << 20) + 1, false},
+                  {UINT64_MAX / 2 + 33, false}};
+    for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
+        c = sim_coll_of(0, &g), c.count = counts[i].count;
+        sim_coll(&s, 0, &c);
+        if (counts[i].k)
+            sim_expect(&s, MK_PAIR_DO_PLAIN, MK_PAIR_NO_GEMM, __FILE__, __LINE__);
+        else
+            sim_expect(&s, MK_PAIR_DO_NCCL, MK_PAIR_COUNT, __FILE__, __LINE__);
+    }
+    sim_end(&s);
+}
+
+/* Nothing local: stream, thread, alignment, window, what came before, counters, lateness, in place or not. */
+static void local_facts_never_choose_nccl(void **state)
+{
+    for (int fact = 0; fact < 10; fact++) {
+        WITH_RANK;
+        const struct mk_pair_gemm g = W1;
+        struct mk_pair_coll c = sim_coll_of(0, &g);
+        const uint64_t number = sim_number(&s, 0);
+        uint32_t act = MK_PAIR_DO_PLAIN;
+        LEARN(&s, &g, 0);
+        if (fact != 0)
+            sim_gemm(&s, 0, &g);
+        switch (fact) {
+        case 1:
+            s.counted = false;
+            break;
+        case 2:
+            c.send += 2, c.recv += 2;
+            break;
+        case 3:
+            c.window = 1;
+            break;
+        case 4:
+            c.late = 1;
+            break;
+        case 5:
+            c.recv = g.a;
+            break;
+        case 6:
+            s.thread = 99;
+            act = MK_PAIR_DO_OVERLAP;
+            break;
+        case 7:
+            sim_foreign(&s, 0);
+            break;
+        case 8:
+            c.caller = 1, c.recv = UINT64_C(0x70000000);
+            act = MK_PAIR_DO_OVERLAP;
+            break;
+        case 9: /* another communicator at work */
+            sim_fused(&s, 1);
+            break;
+        default:;
+        }
+        sim_coll(&s, fact == 2 ? 3 : 0, &c);
+        assert_int_equal(s.out.act, act);
+        assert_int_equal(s.out.number, number + 1);
+        sim_end(&s);
+    }
+}
+
+static void unaligned_and_window_are_plain(void **state)
+{
+    WITH_RANK;
+    struct mk_pair_gemm g = W1;
+    g.c += 8;
+    LEARN(&s, &g, 0);
+    PAIR(&s, &g, 0, G, OK, PLAIN, UNALIGNED);
+    g = W1;
+    struct mk_pair_coll c = sim_coll_of(0, &g);
+    c.window = 1;
+    EXPECT(&s, sim_gemm(&s, 0, &g), G, OK);
+    EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, WINDOW);
+    c.window = 0, c.late = 1;
+    EXPECT(&s, sim_gemm(&s, 0, &g), G, OK);
+    EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, LATE);
+    sim_end(&s);
+}
+
+static void state_word_switches_at_its_number(void **state)
+{
+    struct sim s;
+    (void)state;
+    sim_start(&s, NULL);
+    const struct mk_pair_gemm g = W1;
+    const struct mk_pair_coll c = sim_coll_of(0, &g);
+    sim_tied(&s, 0);
+    sim_agreed(&s, 0);
+    EXPECT(&s, sim_coll(&s, 0, &c), NCCL, NOT_READY);
+    const uint64_t n = sim_number(&s, 0);
+    sim_switch(&s, 0, n + 2, MK_PAIR_FUSED);
+    EXPECT(&s, sim_coll(&s, 0, &c), NCCL, NOT_READY);
+    EXPECT(&s, sim_coll(&s, 0, &c), NCCL, NOT_READY);
+    EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, NO_GEMM);
+    assert_int_equal(s.out.number, n + 2);
+    sim_switch(&s, 0, n + 4, 0);
+    EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, NO_GEMM);
+    EXPECT(&s, sim_coll(&s, 0, &c), NCCL, SWITCHED_OFF);
+    sim_switch(&s, 0, n + 5, MK_PAIR_FUSED); /* at once */
+    EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, NO_GEMM);
+    sim_end(&s);
+}
+
+/* A switch behind what has begun, or before the one before is reached, cannot be followed: an error, never a guess. */
+static void state_word_that_comes_too_late(void **state)
+{
+    for (int pending = 0; pending < 2; pending++) {
+        WITH_RANK;
+        const struct mk_pair_gemm g = W1;
+        const struct mk_pair_coll c = sim_coll_of(0, &g);
+        EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, NO_GEMM);
+        if (pending)
+            sim_switch(&s, 0, sim_number(&s, 0) + 5, 0);
+        sim_switch(&s, 0, pending ? sim_number(&s, 0) + 8 : sim_number(&s, 0) - 1, MK_PAIR_FUSED);
+        assert_true(s.out.asks & MK_PAIR_ASK_TELL);
+        EXPECT(&s, sim_coll(&s, 0, &c), FAIL, ERROR);
+        assert_int_equal(s.out.error, MK_ERR_INTERNAL);
+        sim_end(&s);
+    }
+}
+
+static void slower_sizes_go_to_nccl(void **state)
+{
+    WITH_RANK;
+    struct mk_pair_gemm g = W1; /* 256 KiB: class 18 */
+    LEARN(&s, &g, 0);
+    sim_switch(&s, 0, sim_number(&s, 0), MK_PAIR_FUSED | MK_PAIR_SLOW_CLASS(18));
+    PAIR(&s, &g, 0, ORIGINAL, NOT_FUSED, NCCL, SLOWER);
+    g.m = 255; /* class 17 */
+    PAIR(&s, &g, 0, G, OK, OVERLAP, OK);
+    g.m = 511; /* still 18 */
+    PAIR(&s, &g, 0, ORIGINAL, NOT_FUSED, NCCL, SLOWER);
+    g.m = 512;
+    PAIR(&s, &g, 0, G, OK, OVERLAP, OK);
+    sim_end(&s);
+}
+
+static void graph_only_fuses_captured_calls(void **state)
+{
+    struct sim s;
+    (void)state;
+    sim_start(&s, NULL);
+    struct mk_pair_event e = sim_comm_event(MK_PAIR_EV_COMM_AGREED, 0);
+    e.u.comm.config = sim_config();
+    e.u.comm.config.graph_only = 1;
+    sim_tied(&s, 0);
+    sim_step(&s, &e);
+    sim_switch(&s, 0, sim_number(&s, 0), MK_PAIR_FUSED);
+    const struct mk_pair_gemm g = W1;
+    PAIR(&s, &g, 0, ORIGINAL, UNKNOWN_SITE, NCCL, GRAPH_ONLY);
+    sim_capture(&s, 0);
+    LEARN(&s, &g, 0);
+    PAIR(&s, &g, 0, G, OK, OVERLAP, OK);
+    sim_captured(&s, 0);
+    PAIR(&s, &g, 0, ORIGINAL, NOT_FUSED, NCCL, GRAPH_ONLY);
+    sim_end(&s);
+}
+
+/* ---- groups ---- */
+
+static void group_of_one_is_that_operation(void **state)
+{
+    WITH_RANK;
+    const struct mk_pair_gemm g = W1;
+    const struct mk_pair_coll c = sim_coll_of(0, &g);
+    LEARN(&s, &g, 0);
+    EXPECT(&s, sim_gemm(&s, 0, &g), G, OK);
+    sim_group(&s);
+    sim_group(&s); /* nested */
+    sim_coll(&s, 0, &c);
+    assert_int_equal(s.out.act, MK_PAIR_DO_HOLD);
+    sim_group_end(&s);
+    assert_int_equal(s.ntaken, 0);
+    sim_group_end(&s);
+    assert_int_equal(s.ntaken, 1);
+    sim_expect(&s, MK_PAIR_DO_OVERLAP, MK_PAIR_OK, __FILE__, __LINE__);
+    assert_false(s.out.fork);
+    /* What comes on the stream before the outermost end comes before the collective. */
+    EXPECT(&s, sim_gemm(&s, 0, &g), G, OK);
+    sim_group(&s);
+    sim_coll(&s, 0, &c);
+    sim_foreign(&s, 0);
+    EXPECT(&s, sim_group_end(&s), PLAIN, INTRUDER);
+    sim_end(&s);
+}
+
+static void group_of_one_of_nccl_keeps_the_order_of_its_stream(void **state)
+{
+    WITH_RANK;
+    const struct mk_pair_gemm g = W1;
+    struct mk_pair_coll c = sim_coll_of(0, &g), gather = c;
+    gather.function = MK_PAIR_ALLGATHER;
+    LEARN(&s, &g, 0);
+    sim_group(&s);
+    EXPECT(&s, sim_coll(&s, 0, &gather), NCCL, FUNCTION);
+    sim_group_end(&s);
+    PAIR(&s, &g, 0, G, OK, OVERLAP, OK);
+    assert_int_equal(s.out.order, MK_PAIR_IN_ORDER);
+    sim_end(&s);
+}
+
+static void larger_group_runs_k_beside_the_rest(void **state)
+{
+    WITH_RANK;
+    const struct mk_pair_gemm g = W1;
+    struct mk_pair_coll c = sim_coll_of(0, &g), max = c;
+    max.sum = 0;
+    LEARN(&s, &g, 0);
+    const uint64_t number = sim_number(&s, 0);
+    EXPECT(&s, sim_gemm(&s, 0, &g), G, OK);
+    sim_group(&s);
+    sim_coll(&s, 0, &c);
+    EXPECT(&s, sim_coll(&s, 0, &max), NCCL, OPERATOR);
+    sim_coll(&s, 1, &c);
+    sim_group_end(&s);
+    assert_int_equal(s.ntaken, 2);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(s.taken[i].act, MK_PAIR_DO_PLAIN);
+        assert_int_equal(s.taken[i].reason, MK_PAIR_GROUPED);
+        assert_int_equal(s.taken[i].fork, 1);
+        assert_int_equal(s.taken[i].number, number + (i ? 2 : 0));
+    }
+    /* Afterwards whatever comes waits for all of it. */
+    PAIR(&s, &g, 0, G, OK, OVERLAP, OK);
+    sim_end(&s);
+}
+
+/* Send and AllReduce here, AllReduce and Recv there: the all-reduce is K on both. */
+static void group_with_send_or_receive(void **state)
+{
+    for (int first = 0; first < 2; first++) {
+        WITH_RANK;
+        const struct mk_pair_gemm g = W1;
+        const struct mk_pair_coll c = sim_coll_of(0, &g);
+        const uint64_t number = sim_number(&s, 0);
+        sim_group(&s);
+        if (first)
+            EXPECT(&s, sim_p2p(&s, 0, 0), NCCL, P2P);
+        sim_coll(&s, 0, &c);
+        assert_int_equal(s.out.act, MK_PAIR_DO_HOLD);
+        if (!first)
+            EXPECT(&s, sim_p2p(&s, 0, 0), NCCL, P2P);
+        EXPECT(&s, sim_group_end(&s), PLAIN, GROUPED);
+        assert_int_equal(s.out.number, number);
+        assert_int_equal(sim_number(&s, 0), number + 1); /* send and receive have no number */
+        sim_end(&s);
+    }
+}
+
+static void groups_are_of_their_thread(void **state)
+{
+    WITH_RANK;
+    struct mk_pair_event end = {.kind = MK_PAIR_EV_GROUP_END, .thread = 2}, take = {.kind = MK_PAIR_EV_TAKE};
+    const struct mk_pair_gemm g = W1;
+    const struct mk_pair_coll c = sim_coll_of(0, &g);
+    sim_group(&s);
+    s.thread = 2;
+    EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, NO_GEMM);
+    sim_refuses(&s, &end);
+    sim_refuses(&s, &take);
+    s.thread = 1;
+    sim_coll(&s, 0, &c);
+    assert_int_equal(s.out.act, MK_PAIR_DO_HOLD);
+    sim_refuses(&s, &take); /* not before the end */
+    EXPECT(&s, sim_group_end(&s), PLAIN, NO_GEMM);
+    sim_refuses(&s, &take);
+    sim_end(&s);
+}
+
+/* ---- order on one communicator ---- */
+
+static void order_is_the_stream_or_an_event(void **state)
+{
+    WITH_RANK;
+    const struct mk_pair_gemm g = W1;
+    struct mk_pair_coll c = sim_coll_of(0, &g), max = c;
+    max.sum = 0;
+    EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, NO_GEMM);
+    assert_int_equal(s.out.order, MK_PAIR_IN_ORDER);
+    assert_int_equal(s.out.record, MK_PAIR_RECORD_EVENT);
+    EXPECT(&s, sim_coll(&s, 1, &max), NCCL, OPERATOR); /* NCCL after K */
+    assert_int_equal(s.out.order, MK_PAIR_WAIT_EVENT);
+    assert_int_equal(s.out.record, MK_PAIR_RECORD_EVENT);
+    EXPECT(&s, sim_coll(&s, 1, &max), NCCL, OPERATOR);
+    assert_int_equal(s.out.order, MK_PAIR_IN_ORDER);
+    EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, NO_GEMM); /* K after NCCL */
+    assert_int_equal(s.out.order, MK_PAIR_WAIT_EVENT);
+    EXPECT(&s, sim_p2p(&s, 2, 0), NCCL, P2P);
+    assert_int_equal(s.out.order, MK_PAIR_WAIT_EVENT);
+    sim_end(&s);
+}
+
+static void order_within_one_capture(void **state)
+{
+    WITH_RANK;
+    const struct mk_pair_gemm g = W1;
+    const struct mk_pair_coll c = sim_coll_of(0, &g);
+    EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, NO_GEMM);
+    sim_capture(&s, 0);
+    EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, NO_GEMM); /* the one before is outside */
+    assert_int_equal(s.out.order, MK_PAIR_WAIT_EXTERNAL);
+    assert_int_equal(s.out.record, MK_PAIR_RECORD_EXTERNAL);
+    const uint64_t k = s.nnodes;
+    EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, NO_GEMM);
+    assert_int_equal(s.out.order, MK_PAIR_IN_ORDER);
+    sim_record(&s, 0, 0);
+    sim_wait(&s, 1, 0);
+    EXPECT(&s, sim_coll(&s, 1, &c), PLAIN, NO_GEMM); /* another branch */
+    assert_int_equal(s.out.order, MK_PAIR_WAIT_NODE);
+    assert_int_equal(s.out.node, k + 1);
+    sim_captured(&s, 0);
+    EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, NO_GEMM);
+    assert_int_equal(s.out.order, MK_PAIR_WAIT_EVENT);
+    EXPECT(&s, sim_coll(&s, 0, &c), PLAIN,
+           NO_GEMM); /* the graph may be replayed at any time, on any stream */
+    assert_int_equal(s.out.order, MK_PAIR_WAIT_EVENT);
+    sim_capture(&s, 0);
+    EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, NO_GEMM);
+    assert_int_equal(s.out.order, MK_PAIR_WAIT_EXTERNAL);
+    sim_end(&s);
+}
+
+/* What K would have to wait for, G waits for, so K can overlap; unless another operation came, or something else could. */
+static void order_is_kept_before_g(void **state)
+{
+    WITH_RANK;
+    const struct mk_pair_gemm g = W1;
+    const struct mk_pair_coll c = sim_coll_of(0, &g);
+    LEARN(&s, &g, 0);
+    EXPECT(&s, sim_gemm(&s, 1, &g), G, OK);
+    assert_int_equal(s.out.order, MK_PAIR_WAIT_EVENT);
+    assert_int_equal(s.out.comm, sim_handle(0));
+    EXPECT(&s, sim_coll(&s, 1, &c), OVERLAP, OK);
+    assert_int_equal(s.out.order, MK_PAIR_IN_ORDER);
+    EXPECT(&s, sim_gemm(&s, 0, &g), G, OK);
+    assert_int_equal(s.out.order, MK_PAIR_WAIT_EVENT);
+    EXPECT(&s, sim_coll(&s, 2, &c), PLAIN, CROSS_STREAM); /* another operation of it */
+    EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, ORDER);
+    assert_int_equal(s.out.order, MK_PAIR_WAIT_EVENT);
+    sim_capture(&s, 0);
+    EXPECT(&s, sim_gemm(&s, 0, &g), G, OK);
+    assert_int_equal(s.out.order, MK_PAIR_WAIT_EXTERNAL);
+    EXPECT(&s, sim_coll(&s, 0, &c), OVERLAP, OK);
+    sim_end(&s);
+}
+
+/* G of a communicator must not make another one's K wait for it: with two that live nothing is kept before G. */
+static void order_never_ties_two_communicators(void **state)
+{
+    WITH_RANK;
+    sim_fused(&s, 1);
+    const struct mk_pair_gemm g = W1;
+    struct mk_pair_coll c = sim_coll_of(0, &g), d = sim_coll_of(1, &g);
+    LEARN(&s, &g, 0);
+    EXPECT(&s, sim_gemm(&s, 1, &g), G, OK);
+    assert_int_equal(s.out.order, MK_PAIR_IN_ORDER);
+    EXPECT(&s, sim_coll(&s, 1, &c), PLAIN, ORDER);
+    assert_int_equal(s.out.order, MK_PAIR_WAIT_EVENT);
+    EXPECT(&s, sim_coll(&s, 0, &d), PLAIN, NOT_LAST); /* the other's own last one was on stream 0 */
+    assert_int_equal(s.out.order, MK_PAIR_IN_ORDER);
+    EXPECT(&s, sim_coll(&s, 1, &c), PLAIN, NOT_LAST);
+    assert_int_equal(s.out.order, MK_PAIR_IN_ORDER);
+    sim_end(&s);
+}
+
+static void order_costs_nothing_where_nothing_is_fused(void **state)
+{
+    struct sim s;
+    (void)state;
+    sim_start(&s, NULL);
+    struct mk_pair_event off = sim_comm_event(MK_PAIR_EV_COMM_OFF, 0);
+    off.u.comm.reason = MK_PAIR_MEMBER;
+    const struct mk_pair_gemm g = W1;
+    const struct mk_pair_coll c = sim_coll_of(0, &g);
+    sim_new(&s, 0);
+    sim_step(&s, &off);
+    for (int i = 0; i < 3; i++) {
+        EXPECT(&s, sim_coll(&s, i, &c), NCCL, MEMBER);
+        assert_int_equal(s.out.order, MK_PAIR_IN_ORDER);
+        assert_int_equal(s.out.record, MK_PAIR_NO_RECORD);
+    }
+    sim_end(&s);
+}
+
+int pair_rules_comm(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(shared_facts_choose_nccl),
+        cmocka_unit_test(local_facts_never_choose_nccl),
+        cmocka_unit_test(unaligned_and_window_are_plain),
+        cmocka_unit_test(state_word_switches_at_its_number),
+        cmocka_unit_test(state_word_that_comes_too_late),
+        cmocka_unit_test(slower_sizes_go_to_nccl),
+        cmocka_unit_test(graph_only_fuses_captured_calls),
+        cmocka_unit_test(group_of_one_is_that_operation),
+        cmocka_unit_test(group_of_one_of_nccl_keeps_the_order_of_its_stream),
+        cmocka_unit_test(larger_group_runs_k_beside_the_rest),
+        cmocka_unit_test(group_with_send_or_receive),
+        cmocka_unit_test(groups_are_of_their_thread),
+        cmocka_unit_test(order_is_the_stream_or_an_event),
+        cmocka_unit_test(order_within_one_capture),
+        cmocka_unit_test(order_is_kept_before_g),
+        cmocka_unit_test(order_never_ties_two_communicators),
+        cmocka_unit_test(order_costs_nothing_where_nothing_is_fused),
+    };
+    return cmocka_run_group_tests_name("pair rules of collectives", tests, NULL, NULL);
+}
