@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* Between the files of interception. */
+#pragma once
+#include "hook.h"
+#include <string.h>
+
+#if defined(__x86_64__) && defined(__GLIBC__)
+#define MK_HOOK_HERE 1
+#else
+#define MK_HOOK_HERE 0
+#endif
+
+/* One function: its name, its library, ours, the library's own (NULL: not seen yet; atomic, never back to NULL). */
+struct mk_hook {
+    const char *name;
+    enum mk_hook_lib lib;
+    void (*ours)(void);
+    void *original;
+};
+extern struct mk_hook mk_hooks[MK_HOOKS];
+/* The id of a name; -1: not hooked. */
+int mk_hook_find(const char *name);
+static inline void *mk_hook_original(int id)
+{
+    return __atomic_load_n(&mk_hooks[id].original, __ATOMIC_ACQUIRE);
+}
+
+static inline void *mk_hook_ours(int id)
+{
+    void *p;
+    memcpy(&p, &mk_hooks[id].ours, sizeof(p));
+    return p;
+}
+/* The library's cublasGetStream_v2, or NULL. */
+void *mk_hook_stream_getter(void);
+
+/* lookup.c */
+void mk_lookup_dlsym(void);  /* as dlsym; never called by its name */
+void mk_lookup_dlvsym(void); /* as dlvsym */
+/* What these two call: the answer, or NULL, and the real function. */
+void *mk_lookup_answer(void *handle, const char *name);
+void *mk_lookup_vanswer(void *handle, const char *name, const char *version);
+void *mk_lookup_real(int versioned);
+int mk_lookup_proc(const char *symbol, void **fn, int version, uint64_t flags);
+int mk_lookup_proc_v2(const char *symbol, void **fn, int version, uint64_t flags, int *status);
+unsigned mk_lookup_missed(void);
+
+/* Patches what came since the last time. wait: where another thread is at it, wait a while for it to end (it may have
+ * begun before the object came that the caller asks about); otherwise go on at once. Never blocks for good. */
+void mk_sweep_check(bool wait);
+/* lookups as in mk_hook_start. */
+int mk_sweep_start(bool lookups);
+void mk_sweep_stats(struct mk_hook_stats *out);

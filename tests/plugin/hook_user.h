@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+#pragma once
+
+#ifndef HOOK_USER
+#define HOOK_USER user
+#endif
+#define USER_NAME(prefix, name) prefix##_##name
+#define USER_NAME2(prefix, name) USER_NAME(prefix, name)
+#define USER(name) USER_NAME2(HOOK_USER, name)
+
+/* Each one call of a hooked function. */
+int USER(direct)(void);
+int USER(data)(void);
+int USER(address)(void);
+int USER(chosen)(void);
+/* dlsym and dlvsym, called from this object. */
+void *USER(lookup)(void *handle, const char *name);
+void *USER(vlookup)(void *handle, const char *name, const char *version);
