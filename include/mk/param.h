@@ -49,7 +49,7 @@
     X(deterministic, "MK_DETERMINISTIC", BOOL, "0", fused, "1: no choice that could change bits between runs") \
     X(fuse, "MK_FUSE", WORD, "off", plugin, "off|graph|on: interception; it only counts calls, and passes them on, so far") \
     X(verify, "MK_VERIFY", BOOL, "0", plugin, "1: interception checks its proofs after the fact")            \
-    X(tuner, "MK_TUNER", WORD, "on", tuner, "off|observe|on")                                                \
+    X(tuner, "MK_TUNER", WORD, "on", tuner, "off|observe|on: NCCL's tuner logs, or does, what all ranks agreed on; off: nothing is learned either")                                                \
     X(tuner_file, "MK_TUNER_FILE", STR, "", tuner, "file of learned starting points")                        \
     X(profile, "MK_PROFILE", STR, "", plugin, "file of what NCCL's collectives take, for mkinfo --profile; %h host, %p process (added where %p is missing)") \
     X(shared_gpu, "MK_SHARED_GPU", BOOL, "0", fused, "1: several ranks may share one GPU")
