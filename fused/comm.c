@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
 /* Communicators: the three ways to make one, failure, destroy. */
+#include "choose.h"
 #include "comm.h"
 #include "cuda/gpu.h"
 #include "mk/err.h"
@@ -179,7 +180,7 @@ int mk_comm_agree(struct mk_comm *comm, int status)
 struct facts {
     struct mk_place place;
     uint64_t chunk, workspace, start;
-    int32_t wire_fp32, gpu;
+    int32_t wire_fp32, gpu, choose;
     char net[16];
 };
 
@@ -205,6 +206,8 @@ static int exchange_facts(struct mk_comm *comm, bool may_gpu)
     mine.workspace = s->workspace;
     mine.start = mk_comm_start;
     mine.wire_fp32 = !strcmp(s->wire, "fp32");
+    mine.choose = !gpu && !strcmp(s->tuner, "on") && !s->deterministic && comm->nranks > 1 &&
+                  comm->nranks <= MK_AGREE_MAX_RANKS && mk_boot_root_rank(comm->boot) >= 0;
     memcpy(mine.net, s->net, sizeof(mine.net));
     if (comm->boot)
         ret = mk_boot_allgather(comm->boot, &mine, all, sizeof(mine));
@@ -212,6 +215,7 @@ static int exchange_facts(struct mk_comm *comm, bool may_gpu)
         all[0] = mine;
     for (int r = 0; r < comm->nranks && !ret; r++) {
         places[r] = all[r].place;
+        comm->may_choose = all[r].choose && (!r || comm->may_choose);
         if (all[r].chunk != all[0].chunk || all[r].workspace != all[0].workspace ||
             all[r].wire_fp32 != all[0].wire_fp32 || all[r].start != all[0].start ||
             strcmp(all[r].net, all[0].net))
@@ -288,6 +292,8 @@ static int setup_local(struct mk_comm *comm)
     ret = make_blocks(comm);
     if (!ret)
         ret = mk_learn_open(comm);
+    if (!ret)
+        ret = mk_choose_open(comm);
     return ret || !comm->wants_gpu ? ret : mk_gpu_create(comm);
 }
 
@@ -460,6 +466,7 @@ int mk_comm_destroy(mk_comm_t comm)
     free(comm->host.scratch);
     mk_trace_free(comm);
     mk_learn_close(comm, mine);
+    mk_choose_close(comm, mine);
     free(comm->tile_flag);
     free(comm->state);
     free(comm->rank_at);

@@ -7,6 +7,7 @@
  *   plan.c       checks, grid, signature     operator.c   the public calls
  *   cpu/exec.c   block threads               trace.c      timeline
  *   gone.c       neighbours that went away  learn.c  what launches teach the next ones
+ *   choose.c     fused, or one part after the other
  *   cuda/gpu.c   GPU side of a communicator  cuda/gemm_ar.c launch of its kernels */
 #pragma once
 #include "mk/boot.h"
@@ -76,7 +77,10 @@ struct mk_comm {
     size_t tile_flags;
     struct mk_cpu_host host;
     struct mk_pool *pool;
-    struct mk_learn *learn;    /* NULL: budgets are fixed */
+    struct mk_learn *learn;   /* NULL: budgets are fixed */
+    struct mk_choose *choose; /* NULL: always fused */
+    bool may_choose;          /* the same on all ranks */
+    uint64_t calls_in_parts;
     pthread_mutex_t call_lock; /* one call at a time */
 
     /* The first failure stays. Written under fail_lock; abort_word is what blocks watch (release, acquire). */

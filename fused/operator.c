@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
 /* The operators of the public API: check, plan, launch. */
+#include "choose.h"
 #include "comm.h"
 #include "cuda/gemm.h"
 #include "cuda/gpu.h"
@@ -54,30 +55,63 @@ static void bind(struct mk_comm *comm, struct mk_ar *ar)
     ar->host = &comm->host;
 }
 
-/* On the GPU the call is over when the kernel is in its stream; on the CPU when the result is there. */
-static int launch(struct mk_comm *comm, const struct mk_gemm_call *call, void *stream)
+static int build(struct mk_comm *comm, const struct mk_gemm_call *call, struct mk_ar *ar)
+{
+    return mk_plan_build(&comm->rings, !strcmp(comm->settings.wire, "fp32"), comm->gpu != NULL, call, ar);
+}
+
+static int launch_cpu(struct mk_comm *comm, const struct mk_gemm_call *call)
 {
     struct mk_ar ar;
-    pthread_mutex_lock(&comm->call_lock);
-    int ret = mk_comm_check(comm);
-    if (!ret)
-        ret = mk_plan_build(&comm->rings, !strcmp(comm->settings.wire, "fp32"), comm->gpu != NULL, call, &ar);
-    if (!ret && comm->gpu) {
-        ret = mk_exec_gpu(comm, call, &ar, stream);
-        pthread_mutex_unlock(&comm->call_lock);
-        return ret;
-    }
+    int ret = build(comm, call, &ar);
     if (!ret && ensure_tile_flags(comm, mk_tiles(&ar.grid)))
         /* the others are in this call or will come, and must not wait for one who will not */
         ret = comm->nranks == 1
                   ? MK_ERR_NOMEM
                   : mk_comm_fail(comm, MK_ERR_NOMEM, true, "rank %d: %s", comm->rank, mk_last_error());
+    if (ret)
+        return ret;
+    bind(comm, &ar);
+    mk_learn_begin(comm, call, &ar);
+    ret = mk_exec_cpu(comm, &ar);
+    if (!ret)
+        mk_learn_end(comm, &ar);
+    return ret;
+}
+
+/* Fused, or one part after the other, as the ranks have agreed: the same bits. */
+static int launch_chosen(struct mk_comm *comm, const struct mk_gemm_call *call)
+{
+    struct mk_gemm_call parts = *call;
+    struct mk_choice choice;
+    int ret = mk_choose_begin(comm, call, &choice);
+    if (ret)
+        return ret;
+    const uint64_t begin = mk_time_ns();
+    parts.part = choice.way ? MK_PART_COMPUTE : call->part;
+    ret = launch_cpu(comm, &parts);
+    if (!ret && choice.way) {
+        parts.part = MK_PART_COMM;
+        ret = launch_cpu(comm, &parts);
+    }
     if (!ret) {
-        bind(comm, &ar);
-        mk_learn_begin(comm, call, &ar);
-        ret = mk_exec_cpu(comm, &ar);
-        if (!ret)
-            mk_learn_end(comm, &ar);
+        comm->calls_in_parts += (uint64_t)choice.way;
+        mk_choose_end(comm, &choice, mk_time_ns() - begin);
+    }
+    return ret;
+}
+
+/* On the GPU the call is over when the kernel is in its stream; on the CPU when the result is there. */
+static int launch(struct mk_comm *comm, const struct mk_gemm_call *call, void *stream, bool choose)
+{
+    struct mk_ar ar;
+    pthread_mutex_lock(&comm->call_lock);
+    int ret = mk_comm_check(comm);
+    if (!ret && comm->gpu) {
+        ret = build(comm, call, &ar);
+        ret = ret ? ret : mk_exec_gpu(comm, call, &ar, stream);
+    } else if (!ret) {
+        ret = choose ? launch_chosen(comm, call) : launch_cpu(comm, call);
     }
     pthread_mutex_unlock(&comm->call_lock);
     return ret;
@@ -130,23 +164,29 @@ static int check_call(struct mk_comm *comm, const struct mk_gemm_call *call, voi
     return mk_plan_check(call, stream, gpu);
 }
 
+static int allreduce(struct mk_comm *comm, const struct mk_gemm_call *call, void *stream, bool choose)
+{
+    int ret = mk_comm_mine(comm);
+    if (!ret)
+        ret = check_call(comm, call, stream);
+    return ret ? ret : launch(comm, call, stream, choose);
+}
+
 int mk_gemm_allreduce_part(mk_comm_t comm, enum mk_part part, mk_layout_t layout, int64_t m, int64_t n,
                            int64_t k, mk_dtype_t dtype, const void *a, int64_t lda, const void *b,
                            int64_t ldb, void *c, int64_t ldc, const mk_epilogue_t *epilogue, void *stream)
 {
     const struct mk_gemm_call call = {m, n, k, lda, ldb, ldc, a, b, c, epilogue, layout, dtype, part};
-    int ret = mk_comm_mine(comm);
-    if (!ret)
-        ret = check_call(comm, &call, stream);
-    return ret ? ret : launch(comm, &call, stream);
+    return allreduce(comm, &call, stream, false);
 }
 
 int mk_gemm_allreduce(mk_comm_t comm, mk_layout_t layout, int64_t m, int64_t n, int64_t k, mk_dtype_t dtype,
                       const void *a, int64_t lda, const void *b, int64_t ldb, void *c, int64_t ldc,
                       const mk_epilogue_t *epilogue, void *stream)
 {
-    return mk_gemm_allreduce_part(comm, MK_PART_FUSED, layout, m, n, k, dtype, a, lda, b, ldb, c, ldc,
-                                  epilogue, stream);
+    const struct mk_gemm_call call = {m, n, k,        lda,    ldb,   ldc,          a,
+                                      b, c, epilogue, layout, dtype, MK_PART_FUSED};
+    return allreduce(comm, &call, stream, true);
 }
 
 /* On the CPU mk_gemm runs on a communicator of one rank that the process makes once, a forked child its own; its
@@ -208,7 +248,7 @@ int mk_gemm(mk_layout_t layout, int64_t m, int64_t n, int64_t k, mk_dtype_t dtyp
         return ret;
     ret = get_alone(&comm);
     if (ret || !gpu)
-        return ret ? ret : launch(comm, &call, NULL);
+        return ret ? ret : launch(comm, &call, NULL, false);
     mk_gemm_choose(&p, hopper && strcmp(comm->settings.gemm, "portable"), blocks, 0, &choice);
     return mk_gemm_cuda_launch(&p, &choice, stream);
 }
@@ -236,6 +276,7 @@ int mk_comm_info(mk_comm_t comm, struct mk_comm_info *out)
     i.local_nranks = comm->topo.nlocal;
     i.threads = comm->gpu ? mk_gpu_blocks(comm) : comm->threads;
     i.workspace = comm->settings.workspace;
+    i.calls_in_parts = comm->calls_in_parts;
     i.chunk = comm->rings.slot_bytes;
     strncpy(i.gemm, comm->gpu ? "GPU" : mk_gemm_cpu_name(), sizeof(i.gemm) - 1);
     if (comm->proxy) {

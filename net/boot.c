@@ -152,6 +152,14 @@ void mk_boot_on_event(struct mk_boot *b, mk_boot_event_fn fn, void *ctx)
         fn(ctx, &b->event);
 }
 
+int mk_boot_root_rank(struct mk_boot *b)
+{
+    pthread_mutex_lock(&b->lock);
+    const int rank = b->solo ? b->rank : b->root_rank;
+    pthread_mutex_unlock(&b->lock);
+    return rank;
+}
+
 void mk_boot_on_said(struct mk_boot *b, mk_boot_said_fn fn, void *ctx)
 {
     pthread_mutex_lock(&b->lock);

@@ -51,6 +51,9 @@ int mk_boot_barrier(struct mk_boot *b);
 
 /* From now on the event calls fn (at once if it has happened already). */
 void mk_boot_on_event(struct mk_boot *b, mk_boot_event_fn fn, void *ctx);
+/* The rank in whose process the root service runs (the lowest one); -1: it is a process without a rank, which may end in
+ * good order while the ranks go on. The same on all ranks. */
+int mk_boot_root_rank(struct mk_boot *b);
 /* Short messages besides the collectives, for agreements; bounded by nothing, so few of them. In order between two ranks.
  * What comes while there is no function is dropped: set it before a collective, say something after it. on_said(NULL)
  * returns when no call is under way (not from the function itself). */

@@ -11,7 +11,8 @@
  * COMPUTE is this rank's partial product. */
 enum mk_part { MK_PART_FUSED = 0, MK_PART_COMPUTE = 1, MK_PART_COMM = 2 };
 
-/* mk_gemm_allreduce with a choice of part. Same arguments, rules and errors. */
+/* mk_gemm_allreduce with a choice of part. Same arguments, rules and errors. FUSED is fused indeed, where
+ * mk_gemm_allreduce may compute first and exchange then if the ranks have found that to be faster. */
 int mk_gemm_allreduce_part(mk_comm_t comm, enum mk_part part, mk_layout_t layout, int64_t m, int64_t n,
                            int64_t k, mk_dtype_t dtype, const void *a, int64_t lda, const void *b,
                            int64_t ldb, void *c, int64_t ldc, const mk_epilogue_t *epilogue, void *stream);
@@ -48,6 +49,7 @@ struct mk_comm_info {
     char gemm[32];                                 /* "openblas SkylakeX", "built-in", "GPU" */
     uint64_t workspace, chunk;
     uint64_t commands, batches, bytes; /* of the proxy */
+    uint64_t calls_in_parts;           /* of mk_gemm_allreduce: made one part after the other */
 };
 int mk_comm_info(mk_comm_t comm, struct mk_comm_info *out);
 /* What mk_gemm_allreduce would do with operands that the large kernels take; nothing is launched. */
