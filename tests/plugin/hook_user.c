@@ -5,6 +5,7 @@
 #include "hook_user.h"
 #include "hook_stand.h"
 #include <dlfcn.h>
+#include <string.h>
 
 typedef int (*reduce_fn)(const void *, void *, size_t, int, int, void *, void *);
 /* A 64-bit data relocation. The function is another one than the called one: a linker that needs a function's address
@@ -26,6 +27,20 @@ int USER(address)(void)
 {
     volatile reduce_fn fn = ncclReduceScatter;
     return fn(NULL, NULL, 3, 0, 0, NULL, NULL);
+}
+
+void *USER(slot)(void)
+{
+    volatile reduce_fn fn = ncclReduceScatter;
+    const reduce_fn now = fn;
+    void *p;
+    memcpy(&p, &now, sizeof(p));
+    return p;
+}
+
+int USER(gemm)(void)
+{
+    return cublasGemmEx(NULL, 0, 0, 1, 1, 1, NULL, NULL, 0, 1, NULL, 0, 1, NULL, NULL, 0, 1, 0, 0);
 }
 
 /* Behind an IFUNC. */

@@ -14,6 +14,9 @@ int USER(direct)(void);
 int USER(data)(void);
 int USER(address)(void);
 int USER(chosen)(void);
+int USER(gemm)(void);
+/* Where a slot of this object leads now. */
+void *USER(slot)(void);
 /* dlsym and dlvsym, called from this object. */
 void *USER(lookup)(void *handle, const char *name);
 void *USER(vlookup)(void *handle, const char *name, const char *version);
