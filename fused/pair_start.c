@@ -52,12 +52,15 @@ static enum mk_pair_reason no_gemm(struct mk_pair *p, struct mk_pair_comm *c, co
                                    const struct mk_pair_at *at)
 {
     for (uint32_t i = 0; i < p->nstreams; i++) {
-        const struct mk_pair_last *o = &p->streams[i].last;
+        struct mk_pair_last *o = &p->streams[i].last;
         if (o->any && !o->used && o->capture == at->capture && o->c == e->send && o->count == e->count &&
             (p->streams[i].stream != at->stream || p->streams[i].ctx != at->ctx)) {
-            /* A capture may bring the two together: there the record of (N, K) is enough. */
-            if (o->reason == MK_PAIR_UNKNOWN_SITE && o->c_type == e->dtype && o->ldc == o->n)
-                mk_pair_learn(p, c, o, false);
+            if (!at->capture && o->c_type == e->dtype && o->ldc == o->n) {
+                /* A later capture may bring the two together: for that the record of (N, K) is enough. */
+                if (o->reason == MK_PAIR_UNKNOWN_SITE)
+                    mk_pair_learn(p, c, o, false);
+                o->used = true;
+            }
             return MK_PAIR_CROSS_STREAM;
         }
     }
@@ -128,7 +131,7 @@ enum mk_pair_reason mk_pair_how(struct mk_pair *p, struct mk_pair_comm *c, const
     struct mk_pair_last *g = before(p, at);
     enum mk_pair_reason reason = g ? sends_c(s, g, e) : no_gemm(p, c, e, at);
     if (!g || reason) {
-        if (g && reason == MK_PAIR_NOT_LAST && !g->used && no_gemm(p, c, e, at) == MK_PAIR_CROSS_STREAM)
+        if (g && reason == MK_PAIR_NOT_LAST && no_gemm(p, c, e, at) == MK_PAIR_CROSS_STREAM)
             reason = MK_PAIR_CROSS_STREAM;
         return reason;
     }

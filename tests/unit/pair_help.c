@@ -340,12 +340,27 @@ static int comm_of(uint64_t handle)
     return (int)(handle / 0x1000) - 1;
 }
 
+/* A captured K may start early only after G, and whatever else it would have waited for has to be over before G starts. */
+static void only_g(struct sim *s, struct sim_deps *t, bool reduce_to_g)
+{
+    uint64_t g = 0;
+    for (uint32_t i = 0; i < t->n; i++)
+        if (s->node[t->node[i] - 1].kind == SIM_G && t->node[i] > g)
+            g = t->node[i];
+    assert_true(g && (reduce_to_g || t->n == 1));
+    for (uint32_t i = 0; i < t->n; i++)
+        assert_true(t->node[i] == g || sim_reaches(s, g, t->node[i]));
+    t->n = 1;
+    t->node[0] = g;
+}
+
 static void carry_out(struct sim *s, int stream, const struct mk_pair_coll *c)
 {
     struct mk_pair_out out = s->out;
     if (out.act == MK_PAIR_DO_NCCL) {
         if (s->depth) {
             assert_true(s->npassed < SIM_GROUP);
+            s->passed_stream[s->npassed] = stream;
             s->passed[s->npassed++] = *c;
             return;
         }
@@ -356,15 +371,8 @@ static void carry_out(struct sim *s, int stream, const struct mk_pair_coll *c)
         s->enqueues++;
         coll_done(s, stream, c->comm, put(s, stream, SIM_NCCL), out.act, 0);
     } else if (out.act == MK_PAIR_DO_PLAIN || out.act == MK_PAIR_DO_OVERLAP) {
-        struct sim_deps *t = &s->stream[stream].tail;
-        if (out.reduce) {
-            uint64_t g = 0;
-            for (uint32_t i = 0; i < t->n; i++)
-                if (s->node[t->node[i] - 1].kind == SIM_G)
-                    g = t->node[i];
-            t->n = 1;
-            t->node[0] = g;
-        }
+        if (out.act == MK_PAIR_DO_OVERLAP && s->stream[stream].tail.capture)
+            only_g(s, &s->stream[stream].tail, out.reduce);
         coll_done(s, stream, c->comm, s->fail_k ? 0 : put(s, stream, SIM_K), out.act, s->fail_k);
         s->fail_k = false;
         out.asks |= s->out.asks;
@@ -391,7 +399,7 @@ void sim_coll(struct sim *s, int stream, const struct mk_pair_coll *c)
 }
 void sim_p2p(struct sim *s, int stream, int comm)
 {
-    const struct mk_pair_coll c = {.comm = sim_handle(comm)};
+    const struct mk_pair_coll c = {.comm = sim_handle(comm), .function = MK_PAIR_FUNCTIONS};
     call(s, MK_PAIR_EV_P2P, stream, &c);
 }
 
@@ -416,8 +424,10 @@ void sim_group_end(struct sim *s)
         carry_out(s, s->held_stream[i], &s->held[i]);
         s->taken[s->ntaken++] = s->out;
     }
-    for (uint32_t i = 0; i < s->npassed; i++)
-        if (s->profiled && s->passed[i].count) /* send and receive have none here */
+    for (uint32_t i = 0; i < s->npassed; i++) {
+        put(s, s->passed_stream[i], SIM_NCCL);
+        if (s->profiled && s->passed[i].function < MK_PAIR_FUNCTIONS) /* not send and receive */
             sim_profile(s, comm_of(s->passed[i].comm), s->thread);
+    }
     s->enqueues += s->npassed > 0;
 }

@@ -42,7 +42,7 @@ struct sim {
     uint32_t nnodes;
     uint32_t depth;
     struct mk_pair_coll held[SIM_GROUP], passed[SIM_GROUP]; /* of the group */
-    int held_stream[SIM_GROUP];
+    int held_stream[SIM_GROUP], passed_stream[SIM_GROUP];
     uint32_t nheld, npassed;
 };
 
@@ -116,3 +116,4 @@ int pair_rules_start(void);
 int pair_rules_comm(void);
 int pair_rules_life(void);
 int pair_hostile(void);
+int pair_model(unsigned runs);
