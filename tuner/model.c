@@ -121,6 +121,15 @@ bool mk_tune_sample_of(const struct mk_kind *k, struct mk_tune_sample *out)
     return true;
 }
 
+int mk_tune_samples(struct mk_profile *p, struct mk_profile_comm *c, struct mk_tune_sample *out, int most)
+{
+    struct mk_kind k;
+    int n = 0;
+    for (int i = 0; n < most && mk_profile_kind(p, c, i, &k); i++)
+        n += mk_tune_sample_of(&k, &out[n]);
+    return n;
+}
+
 static const struct mk_tune_entry *entry_of(const struct mk_tune_table *t, int coll, int size_class)
 {
     for (uint32_t i = 0; t && i < t->count; i++)

@@ -16,6 +16,7 @@ enum { COLL = 1, CHANNEL = 2 }; /* what a handle names */
 #define COST_MAX 0.005
 #define ONE_MAX 50000u /* ns: a longer event was not ours, but of who took the processor meanwhile */
 
+static int requested = MK_PROFILE_OFF;
 static bool forked; /* of a process that profiled: it does so no more */
 static struct mk_profile *of_process;
 
@@ -33,6 +34,16 @@ void mk_profile_set_process(struct mk_profile *p)
     __atomic_store_n(&of_process, p, __ATOMIC_RELEASE);
 }
 
+void mk_profile_request(enum mk_profile_level level)
+{
+    if ((int)level < __atomic_load_n(&requested, __ATOMIC_RELAXED))
+        __atomic_store_n(&requested, (int)level, __ATOMIC_RELAXED);
+}
+enum mk_profile_level mk_profile_requested(void)
+{
+    return (enum mk_profile_level)__atomic_load_n(&requested, __ATOMIC_RELAXED);
+}
+
 bool profile_off(const struct mk_profile *p)
 {
     return !p || __atomic_load_n(&forked, __ATOMIC_RELAXED);
@@ -46,7 +57,7 @@ int mk_profile_open(const char *pattern, mk_clock_fn clock, struct mk_profile **
         return mk_fail_quiet(MK_ERR_NOMEM, "no memory for a profile");
     if (gethostname(p->host, sizeof(p->host) - 1))
         memcpy(p->host, "host", 5);
-    if (!profile_path(pattern, p->host, (int)getpid(), p->path)) {
+    if (*pattern && !profile_path(pattern, p->host, (int)getpid(), p->path)) {
         free(p);
         return mk_fail_quiet(MK_ERR_INVALID,
                              "MK_PROFILE=%.60s is too long, or has another sign behind a %% than h, p or %%",
@@ -130,6 +141,17 @@ void mk_profile_hold(struct mk_profile *p, int n)
     if (profile_off(p))
         return;
     __atomic_fetch_add(&p->holds, n, __ATOMIC_RELAXED);
+    set_level(p, true);
+}
+
+void mk_profile_limit(struct mk_profile *p, enum mk_profile_level level)
+{
+    if (profile_off(p))
+        return;
+    pthread_mutex_lock(&p->lock);
+    if ((int)level > p->limit)
+        __atomic_store_n(&p->limit, (int)level, __ATOMIC_RELAXED);
+    pthread_mutex_unlock(&p->lock);
     set_level(p, true);
 }
 
@@ -409,23 +431,40 @@ void mk_profile_stop(struct mk_profile *p, uint64_t handle)
 
 /* ---- asking ---- */
 
+/* Under the lock. */
+static struct mk_profile_comm *find(struct mk_profile *p, uint64_t id, int rank)
+{
+    for (int i = 0; i < PROFILE_COMMS && p->comm[i]; i++) {
+        struct mk_profile_comm *c = p->comm[i];
+        if (c->live && __atomic_load_n(&c->who.id, __ATOMIC_RELAXED) == id &&
+            (rank < 0 || __atomic_load_n(&c->who.rank, __ATOMIC_RELAXED) == rank))
+            return c;
+    }
+    return NULL;
+}
+
+struct mk_profile_comm *mk_profile_find(struct mk_profile *p, uint64_t id, int rank)
+{
+    if (profile_off(p))
+        return NULL;
+    pthread_mutex_lock(&p->lock);
+    struct mk_profile_comm *c = find(p, id, rank);
+    pthread_mutex_unlock(&p->lock);
+    return c;
+}
+
 bool mk_profile_counted(struct mk_profile *p, uint64_t id, int rank, struct mk_profile_count *out)
 {
-    bool found = false;
     if (profile_off(p))
         return false;
     pthread_mutex_lock(&p->lock);
-    for (int i = 0; i < PROFILE_COMMS && p->comm[i] && !found; i++) {
-        const struct mk_profile_comm *c = p->comm[i];
-        found = c->live && __atomic_load_n(&c->who.id, __ATOMIC_RELAXED) == id &&
-                (rank < 0 || __atomic_load_n(&c->who.rank, __ATOMIC_RELAXED) == rank);
-        if (found) {
-            out->api = __atomic_load_n(&c->api, __ATOMIC_RELAXED);
-            out->colls = __atomic_load_n(&c->colls, __ATOMIC_RELAXED);
-        }
+    const struct mk_profile_comm *c = find(p, id, rank);
+    if (c) {
+        out->api = __atomic_load_n(&c->api, __ATOMIC_RELAXED);
+        out->colls = __atomic_load_n(&c->colls, __ATOMIC_RELAXED);
     }
     pthread_mutex_unlock(&p->lock);
-    return found;
+    return c;
 }
 
 bool mk_profile_kind(struct mk_profile *p, struct mk_profile_comm *c, int i, struct mk_kind *out)

@@ -159,7 +159,7 @@ int mk_profile_write(struct mk_profile *p)
     char *text = NULL;
     size_t n = 0;
     const char *why = "no memory";
-    if (profile_off(p))
+    if (profile_off(p) || !*p->path)
         return 0;
     struct mk_kind *k = malloc(sizeof(*k));
     FILE *f = k ? open_memstream(&text, &n) : NULL;

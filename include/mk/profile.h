@@ -98,7 +98,7 @@ struct mk_profile;
 struct mk_profile_comm;
 typedef uint64_t (*mk_clock_fn)(void); /* ns */
 
-/* pattern: name of the file; %h becomes the host's name, %p the process's number, %% a percent sign; without %p, ".%h.%p" is
+/* pattern: name of the file ("": none, write does nothing); %h becomes the host's name, %p the process's number, %% a percent sign; without %p, ".%h.%p" is
  * added, since several processes would write one file. INVALID: longer than a path, or another letter behind %. */
 int mk_profile_open(const char *pattern, mk_clock_fn clock, struct mk_profile **out);
 /* For tests: nobody may use it any more. Writes nothing. */
@@ -149,6 +149,13 @@ enum mk_profile_level { MK_PROFILE_FULL = 0, MK_PROFILE_LIGHT = 1, MK_PROFILE_OF
 enum mk_profile_level mk_profile_level(struct mk_profile *p);
 /* Kinds of a communicator, in the order of their first call, copied under its lock. false: there is no i-th. */
 bool mk_profile_kind(struct mk_profile *p, struct mk_profile_comm *c, int i, struct mk_kind *out);
-/* The profile of this process, or NULL: NCCL's face sets it. */
+/* The live communicator with this id and rank (-1: any), or NULL. It is good until it leaves. */
+struct mk_profile_comm *mk_profile_find(struct mk_profile *p, uint64_t id, int rank);
+/* The profile of this process, or NULL: NCCL's face makes it with the first communicator, if MK_PROFILE names a file or
+ * somebody in here asked for it before: level LIGHT: to count collectives; FULL: their times too. */
 struct mk_profile *mk_profile_of_process(void);
+void mk_profile_request(enum mk_profile_level level);
+enum mk_profile_level mk_profile_requested(void); /* OFF: by nobody */
+/* No more than this from now on. */
+void mk_profile_limit(struct mk_profile *p, enum mk_profile_level level);
 void mk_profile_set_process(struct mk_profile *p);

@@ -67,6 +67,8 @@ struct mk_tune_sample {
 };
 /* From a kind of a profile; false: fewer than 30 times, or nothing that can be chosen. */
 bool mk_tune_sample_of(const struct mk_kind *k, struct mk_tune_sample *out);
+/* Of a communicator's profile, at most `most`. Returns how many. */
+int mk_tune_samples(struct mk_profile *p, struct mk_profile_comm *c, struct mk_tune_sample *out, int most);
 /* The next table, from what was measured (with `now` in force; NULL: none). A way that is not NCCL's enters if it is faster
  * than NCCL's outside both intervals, below 64 KiB too; it leaves when it is slower outside them; else all stays. From 64 KiB
  * on one with fewer channels may be 2 % slower. NCCL's way

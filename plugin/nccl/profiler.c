@@ -43,19 +43,22 @@ static void at_exit(void)
     mk_profile_end(mk_profile_of_process());
 }
 
-/* The process's profile if MK_PROFILE names a file, else NULL. */
+/* The process's profile if MK_PROFILE names a file or it was requested, else NULL. */
 static struct mk_profile *open_profile(void)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    const bool file = mk_env("MK_PROFILE") && *mk_env("MK_PROFILE");
     struct mk_settings s;
     struct mk_profile *p;
     pthread_mutex_lock(&lock);
     p = mk_profile_of_process();
-    if (!p && mk_env("MK_PROFILE") && *mk_env("MK_PROFILE")) {
+    if (!p && (file || mk_profile_requested() != MK_PROFILE_OFF)) {
         if (mk_settings_load(&s, false) || mk_profile_open(s.profile, mk_time_ns, &p)) {
             MK_WARN("TUNER", "%s: nothing is profiled", mk_last_error());
             p = NULL;
         } else {
+            if (!file)
+                mk_profile_limit(p, mk_profile_requested());
             self = getpid();
             mk_profile_set_process(p);
             atexit(at_exit); /* should it fail, the file is still written by every finalize */

@@ -5,6 +5,7 @@
 #include "mk/err.h"
 #include "mk/log.h"
 #include "mk/profile.h"
+#include "mk/tune.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -397,6 +398,43 @@ static void names(void **state)
     assert_int_equal(mk_profile_open(much, look, &p), MK_ERR_INVALID);
 }
 
+/* For a witness and for the tuner: no file, and no more than asked for. */
+static void in_memory(void **state)
+{
+    struct mk_profile *p;
+    struct mk_tune_sample s[4];
+    struct mk_profile_count n;
+    (void)state;
+    time_now = 1000000;
+    assert_int_equal(mk_profile_open("", look, &p), 0);
+    struct mk_profile_comm *c = join(p, 7, 1);
+    assert_ptr_equal(mk_profile_find(p, 7, 1), c);
+    assert_ptr_equal(mk_profile_find(p, 7, -1), c);
+    assert_null(mk_profile_find(p, 7, 0));
+    for (int i = 0; i < 29; i++)
+        whole(p, c, 100000u * (uint64_t)(i + 1), 100000u * (uint64_t)(i + 1) + 50000);
+    assert_int_equal(mk_tune_samples(p, c, s, 4), 0); /* too few */
+    for (int i = 29; i < 40; i++)
+        whole(p, c, 100000u * (uint64_t)(i + 1), 100000u * (uint64_t)(i + 1) + 50000);
+    assert_int_equal(mk_tune_samples(p, c, s, 4), 1);
+    assert_int_equal(mk_tune_samples(p, c, s, 0), 0);
+    assert_true(s[0].coll == MK_COLL_ALLREDUCE && s[0].n == 40 && s[0].median > 48.5 && s[0].median < 51.5);
+    mk_profile_limit(p, MK_PROFILE_LIGHT);
+    assert_int_equal(mask, LIGHT);
+    whole(p, c, 1, 2);
+    mk_profile_limit(p, MK_PROFILE_FULL);
+    assert_int_equal(mask, LIGHT);
+    assert_true(mk_profile_counted(p, 7, 1, &n) && n.colls == 41);
+    mk_profile_leave(p, c);
+    assert_int_equal(mk_profile_write(p) | mk_profile_end(p), 0);
+    assert_null(mk_profile_find(p, 7, 1));
+    mk_profile_close(p);
+    assert_int_equal(mk_profile_requested(), MK_PROFILE_OFF);
+    mk_profile_request(MK_PROFILE_LIGHT);
+    mk_profile_request(MK_PROFILE_OFF); /* takes nothing back */
+    assert_int_equal(mk_profile_requested(), MK_PROFILE_LIGHT);
+}
+
 static void unwritable(void **state)
 {
     struct mk_profile *p;
@@ -419,7 +457,7 @@ int main(void)
         cmocka_unit_test(times),    cmocka_unit_test(buckets),    cmocka_unit_test(overlapping),
         cmocka_unit_test(replayed), cmocka_unit_test(handles),    cmocka_unit_test(nonsense),
         cmocka_unit_test(room),     cmocka_unit_test(sampling),   cmocka_unit_test(cost),
-        cmocka_unit_test(names),    cmocka_unit_test(unwritable),
+        cmocka_unit_test(names),    cmocka_unit_test(unwritable), cmocka_unit_test(in_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
