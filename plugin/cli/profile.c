@@ -89,6 +89,11 @@ static const char *read_kind(const struct mk_json_value *v, struct mk_kind *k)
     return NULL;
 }
 
+static uint64_t plus(uint64_t a, uint64_t b) /* what files say may be anything */
+{
+    return a + b < a ? UINT64_MAX : a + b;
+}
+
 struct reading {
     struct mk_profile_row *row;
     int n, communicators;
@@ -108,8 +113,8 @@ static const char *read_comm(const struct mk_json_value *c, struct reading *r)
         !kinds || kinds->kind != MK_JSON_ARRAY)
         return "a communicator without its counts";
     r->communicators++;
-    r->no_room += no_room;
-    r->collectives += collectives;
+    r->no_room = plus(r->no_room, no_room);
+    r->collectives = plus(r->collectives, collectives);
     for (const struct mk_json_value *v = kinds->first; v; v = v->next) {
         struct mk_profile_row *row = &r->row[r->n++];
         const char *why = read_kind(v, &row->k);
@@ -174,12 +179,13 @@ static void merge(struct mk_profile_row *into, const struct mk_profile_row *from
     const struct mk_kind *b = &from->k;
     a->bytes_min = b->bytes_min < a->bytes_min ? b->bytes_min : a->bytes_min;
     a->bytes_max = b->bytes_max > a->bytes_max ? b->bytes_max : a->bytes_max;
-    a->bytes_sum = a->bytes_sum + b->bytes_sum < b->bytes_sum ? UINT64_MAX : a->bytes_sum + b->bytes_sum;
+    a->bytes_sum = plus(a->bytes_sum, b->bytes_sum);
     if (b->timed && (!a->timed || b->run_min < a->run_min))
         a->run_min = b->run_min;
     a->run_max = b->run_max > a->run_max ? b->run_max : a->run_max;
-    a->calls += b->calls, a->timed += b->timed, a->unfinished += b->unfinished;
-    a->host_ns += b->host_ns, a->run_ns += b->run_ns, a->overlap_ns += b->overlap_ns;
+    a->calls = plus(a->calls, b->calls), a->timed = plus(a->timed, b->timed);
+    a->unfinished = plus(a->unfinished, b->unfinished), a->host_ns = plus(a->host_ns, b->host_ns);
+    a->run_ns = plus(a->run_ns, b->run_ns), a->overlap_ns = plus(a->overlap_ns, b->overlap_ns);
     merge_hist(a->host_hist, b->host_hist);
     merge_hist(a->run_hist, b->run_hist);
     into->ranks += from->ranks;
@@ -221,8 +227,8 @@ static void take(struct mk_profile_sum *s, const struct reading *r)
             s->row[s->n++] = r->row[i];
     }
     s->communicators += r->communicators;
-    s->no_room += r->no_room;
-    s->collectives += r->collectives;
+    s->no_room = plus(s->no_room, r->no_room);
+    s->collectives = plus(s->collectives, r->collectives);
 }
 
 /* ---- head of a file ---- */
@@ -285,7 +291,7 @@ int mk_profile_add_text(struct mk_profile_sum *s, const char *path, const char *
     } else {
         take(s, &r);
         s->seen[s->files++] = seen;
-        s->forgotten += forgotten;
+        s->forgotten = plus(s->forgotten, forgotten);
         s->cost_max = cost > s->cost_max ? cost : s->cost_max;
         s->off += !strcmp(state, "off");
         s->without_gpu += !strcmp(state, "without GPU times");
