@@ -31,3 +31,4 @@ int bench_gemm(int argc, char **argv); /* 77: no GPU here */
 int bench_gemm_ar(int argc, char **argv);
 int bench_plugin(int argc, char **argv);
 int bench_hook(int argc, char **argv);
+int bench_faces(int argc, char **argv);

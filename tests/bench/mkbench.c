@@ -10,7 +10,7 @@ static const struct {
     int (*run)(int argc, char **argv);
 } commands[] = {
     {"net", bench_net},       {"gemm", bench_gemm}, {"gemm_ar", bench_gemm_ar},
-    {"plugin", bench_plugin}, {"hook", bench_hook},
+    {"plugin", bench_plugin}, {"hook", bench_hook}, {"faces", bench_faces},
 };
 
 static const char help[] =
@@ -18,6 +18,7 @@ static const char help[] =
     "  net     the network engine against a raw libfabric loop (mkbench net --help)\n"
     "  plugin  NCCL net plugins against each other and raw libfabric (mkbench plugin --help)\n"
     "  hook    what interception costs a call that is passed on (mkbench hook --help)\n"
+    "  faces   what NCCL's profiler and tuner plugins cost a call (mkbench faces --help)\n"
     "  gemm    the GPU GEMM kernels against cuBLAS (mkbench gemm --help)\n"
     "  gemm_ar fused GEMM+AllReduce on GPUs against cuBLAS then NCCL (mkbench gemm_ar --help)\n";
 
