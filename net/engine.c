@@ -105,6 +105,15 @@ int mk_engine_open(const struct mk_settings *s, struct mk_engine **out)
         why);
 }
 
+int mk_engine_nth(const struct mk_settings *s, int nth, struct mk_settings *out)
+{
+    *out = *s;
+    for (size_t i = 0; i < NTRANSPORTS; i++)
+        if (!strcmp(transports[i].name, s->net) && transports[i].ops->nth)
+            return transports[i].ops->nth(s, nth, out);
+    return nth ? mk_fail_quiet(MK_ERR_UNSUPPORTED, "%s has one device", s->net) : 0;
+}
+
 void mk_engine_close(struct mk_engine *e)
 {
     if (!e)

@@ -58,6 +58,7 @@ const char *mk_ifname_spec(const struct mk_settings *s)
 }
 
 /* How good is this address? 0: not usable. With a list only the kind of address counts. */
+#define REAL 20 /* neither loopback nor bridge, and running */
 static int score(const struct ifaddrs *a, const char *spec)
 {
     if (!a->ifa_addr || !(a->ifa_flags & IFF_UP) || !mk_ifname_match(spec, a->ifa_name))
@@ -71,7 +72,7 @@ static int score(const struct ifaddrs *a, const char *spec)
         return s;
     if (a->ifa_flags & IFF_LOOPBACK)
         return s;
-    return s + (!strncmp(a->ifa_name, "docker", 6) || !(a->ifa_flags & IFF_RUNNING) ? 10 : 20);
+    return s + (!strncmp(a->ifa_name, "docker", 6) || !(a->ifa_flags & IFF_RUNNING) ? 10 : REAL);
 }
 
 int mk_ifname_choose(const struct mk_settings *s, struct mk_ifaddr *out)
@@ -101,6 +102,39 @@ int mk_ifname_choose(const struct mk_settings *s, struct mk_ifaddr *out)
     } else {
         ret = mk_fail(MK_ERR_SYSTEM, "NET", "no network interface is up");
     }
+    freeifaddrs(list);
+    return ret;
+}
+
+#define NAMES_MAX 32
+int mk_ifname_nth(const struct mk_settings *s, int nth, char name[IF_NAMESIZE])
+{
+    const char *spec = mk_ifname_spec(s);
+    const char *taken[NAMES_MAX];
+    struct ifaddrs *list;
+    int ret = 0;
+    if (getifaddrs(&list))
+        return mk_fail(MK_ERR_SYSTEM, "NET", "list of network interfaces: %s", strerror(errno));
+    for (int n = 0; n <= nth && !ret; n++) {
+        const struct ifaddrs *best = NULL;
+        int best_score = n && !spec ? REAL : 0;
+        for (const struct ifaddrs *a = list; a; a = a->ifa_next) {
+            int i = 0;
+            while (i < n && strcmp(taken[i], a->ifa_name))
+                i++;
+            const int now = i == n ? score(a, spec) : 0;
+            if (now > best_score) {
+                best = a;
+                best_score = now;
+            }
+        }
+        if (!best || n == NAMES_MAX)
+            ret = mk_fail_quiet(MK_ERR_UNSUPPORTED, "there are %d network interfaces to use", n);
+        else
+            taken[n] = best->ifa_name;
+    }
+    if (!ret)
+        snprintf(name, IF_NAMESIZE, "%s", taken[nth]);
     freeifaddrs(list);
     return ret;
 }

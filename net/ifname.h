@@ -30,3 +30,7 @@ const char *mk_ifname_spec(const struct mk_settings *s);
  * link-local ones. Without a list: the first that is neither a loopback nor a docker bridge, then any but
  * loopback, then loopback. INVALID if a list is given and nothing matches, SYSTEM if there is no interface. */
 int mk_ifname_choose(const struct mk_settings *s, struct mk_ifaddr *out);
+
+/* The n-th best interface; 0 is the one above. Without a list: of those alone that are neither a loopback nor a docker
+ * bridge, beyond the first. UNSUPPORTED: there are fewer. */
+int mk_ifname_nth(const struct mk_settings *s, int nth, char name[IF_NAMESIZE]);

@@ -56,8 +56,11 @@ static void on_done(void *ctx, struct mk_link *l, uint64_t id, int status)
 /* The link says why in its own log line. */
 static int link_state(struct mk_p2p_comm *c)
 {
-    if (!c->error)
-        c->error = c->l->error;
+    if (c->error)
+        return c->error;
+    c->error = c->nrails > 1 ? mk_p2p_link_error(c, NULL) : c->l->error;
+    if (c->error && c->nrails > 1)
+        mk_p2p_tell_lost(c);
     return c->error;
 }
 
@@ -143,8 +146,8 @@ static int halves_new(struct mk_p2p_comm *c, bool sends)
     return 0;
 }
 
-int mk_p2p_comm_new(struct mk_p2p *p, bool sends, const char *peer_name, struct mk_p2p_side *mine,
-                    struct mk_p2p_comm **out)
+int mk_p2p_comm_new(struct mk_p2p *p, bool sends, const char *peer_name, unsigned rails,
+                    struct mk_p2p_side *mine, struct mk_p2p_comm **out)
 {
     struct mk_p2p_comm *c = calloc(1, sizeof(*c));
     if (!c)
@@ -162,8 +165,8 @@ int mk_p2p_comm_new(struct mk_p2p *p, bool sends, const char *peer_name, struct 
     for (uint32_t i = 0; !ret && i < c->nnotes; i++)
         c->steps[i] = 1;
     if (!ret)
-        ret =
-            ctrl_new(c, (sends ? MK_P2P_SEND_EAGER_AT : MK_P2P_RECV_EAGER_AT) + mk_p2p_rings_bytes(p->ring));
+        ret = ctrl_new(c, (sends ? MK_P2P_SEND_EAGER_AT : MK_P2P_RECV_EAGER_AT) +
+                              mk_p2p_rings_bytes(p->ring) + (rails > 1 ? MK_P2P_RAILS_BYTES : 0));
     if (!ret) {
         c->flags = c->ctrl.addr;
         const struct mk_notes_desc d = {c->flags, c->flags + c->nnotes, c->steps, c->nnotes, NULL};
@@ -171,6 +174,8 @@ int mk_p2p_comm_new(struct mk_p2p *p, bool sends, const char *peer_name, struct 
     }
     if (!ret)
         ret = mk_link_open(p->e, c->name, &mine->addr, &c->l);
+    if (!ret)
+        ret = mk_p2p_rails_new(c, rails, on_done, mine);
     if (ret) {
         mk_p2p_comm_free(c);
         return ret;
@@ -194,13 +199,13 @@ int mk_p2p_comm_join(struct mk_p2p_comm *c, const struct mk_p2p_side *peer)
     if (c->peer->len < (c->tx ? MK_P2P_RECV_EAGER_AT : MK_P2P_SEND_EAGER_AT) + mk_p2p_rings_bytes(rings))
         return mk_fail(MK_ERR_PEER, "NET", "%s offers %zu bytes for a connection", c->name, c->peer->len);
     const struct mk_peer_notes notes = {peer->base, n, c->peer, 0, 8ull * n};
-    return mk_link_set_notes(c->l, &notes);
+    ret = mk_link_set_notes(c->l, &notes);
+    return ret ? ret : mk_p2p_rails_join(c, peer);
 }
 
 static void mr_free(struct mk_p2p_mr *m)
 {
-    mk_mr_dereg(m->mr);
-    mk_mr_dereg(m->shadow_mr);
+    mk_p2p_ports_dereg(m->c->p, m);
     mk_shm_release(&m->shadow);
     free(m);
 }
@@ -220,6 +225,7 @@ void mk_p2p_comm_free(struct mk_p2p_comm *c)
         return;
     mk_link_close(c->l);
     mk_notes_close(c->notes);
+    mk_p2p_rails_free(c);
     mrs_free(c);
     mk_mr_dereg(c->ctrl_mr);
     if (c->ctrl.addr)
@@ -228,6 +234,8 @@ void mk_p2p_comm_free(struct mk_p2p_comm *c)
         close(c->ctrl.fd);
     mk_p2p_witness_put(c->p, c->witness);
     mk_boot_fd_close(c->left_fd);
+    for (uint32_t i = 0; c->tx && i < c->tx->nmem; i++)
+        free(c->tx->mem[i].rail);
     if (c->tx)
         free(c->tx->mem);
     free(c->tx);
@@ -264,7 +272,7 @@ static bool left(struct mk_p2p_comm *c)
 {
     char rest[64];
     size_t n = 0;
-    if (!c->left_told && c->control && !mk_link_error(c->l, NULL))
+    if (!c->left_told && c->control && !mk_p2p_mute(c))
         return false;
     if (!c->left_told)
         shutdown(c->left_fd, SHUT_WR);
@@ -278,20 +286,18 @@ static bool left(struct mk_p2p_comm *c)
 static bool reap(struct mk_p2p_comm *c, uint64_t now)
 {
     const uint64_t gone = c->witness ? mk_p2p_witness_gone(c->witness, now) : 0;
-    const bool mute = !c->l || mk_link_error(c->l, NULL), broken = !c->l || mk_p2p_broken(c);
+    const bool mute = !c->l || mk_p2p_mute(c), broken = !c->l || mk_p2p_broken(c);
     if (c->left_fd >= 0 && !left(c))
         return false;
     /* what had arrived before the link broke is still taken in */
     bool over =
         !c->l || !c->greeted || (broken && ++c->lingers > LINGERS) || (gone && now - gone > MK_P2P_GRACE_NS);
     c->fin_done |= mute;
-    if (!over && !mute && !c->fin_sent && !mk_link_pending(c->l)) {
-        const struct mk_put put = {
-            .note = c->tx ? MK_P2P_RECV_LIFE : MK_P2P_SEND_LIFE, .use4 = 2, .value = 2, .id = MK_P2P_ID_FIN};
+    if (!over && !mute && !c->fin_sent && !mk_p2p_pending(c)) {
         c->fin_sent = true;
-        over = mk_link_put(c->l, &put, 1) != 1;
+        over = mk_p2p_say_life(c, MK_P2P_LIFE_CLOSED, MK_P2P_ID_FIN) != 0;
     }
-    if (!over && !(c->fin_done && mk_p2p_flag(c, c->life) >= 2))
+    if (!over && !(c->fin_done && mk_p2p_life(c) >= MK_P2P_LIFE_CLOSED))
         return false;
     mk_p2p_comm_free(c);
     return true;
@@ -311,7 +317,7 @@ static void reap_all(struct mk_p2p *p)
 
 int mk_p2p_progress(struct mk_p2p *p)
 {
-    const int ret = mk_engine_progress(p->e);
+    const int ret = p->nports > 1 ? mk_p2p_ports_progress(p) : mk_engine_progress(p->e);
     if (++p->rounds % REAP_EVERY == 0) {
         mk_p2p_stops(p);
         mk_p2p_answer_asks(p);
@@ -334,7 +340,7 @@ static void see_off(struct mk_p2p *p, const struct mk_p2p_comm *c)
             at = at->next;
         if (!at || at->fin_done || !at->l || mk_link_error(at->l, NULL))
             return;
-        mk_engine_progress(p->e);
+        mk_p2p_ports_progress(p);
         reap_all(p);
     }
     p->hurry_ns = mk_time_ns() + HURRY_NS;
@@ -353,8 +359,7 @@ void mk_p2p_comm_close(struct mk_p2p_comm *c)
         *at = c->next;
         c->next = p->closing;
         p->closing = c;
-        if (c->l)
-            c->l->quiet = true;
+        mk_p2p_rails_quiet(c, true);
         if (mk_p2p_uses(c, NULL))
             mk_p2p_stop(c, NULL);
         mrs_free(c);
@@ -375,7 +380,7 @@ static void drain(struct mk_p2p *p)
         bool under_way = false;
         for (struct mk_p2p_comm *c = p->closing; c; c = c->next)
             under_way |= !c->fin_done;
-        const int events = mk_engine_progress(p->e);
+        const int events = mk_p2p_ports_progress(p);
         if (events < 0)
             return;
         idle = events || under_way ? 0 : idle + 1;
@@ -398,6 +403,7 @@ void mk_p2p_close(struct mk_p2p *p)
             mk_p2p_comm_free(c);
         }
     }
+    mk_p2p_ports_close(p);
     mk_engine_close(p->e);
     pthread_mutex_unlock(&p->lock);
     pthread_mutex_destroy(&p->lock);
@@ -417,18 +423,13 @@ int mk_p2p_reg(struct mk_p2p_comm *c, void *addr, size_t len, struct mk_p2p_mr *
     m->addr = addr;
     m->len = len;
     m->shadow.fd = -1;
-    struct mk_export *x;
-    int ret = mk_engine_export(c->p->e, addr, len,
-                               &x); /* may wait for kernels that wait for us: without the lock */
-    if (ret) {
-        free(m);
-        return ret;
-    }
+    struct mk_export *x[MK_P2P_RAILS] = {NULL};
+    /* may wait for kernels that wait for us: without the lock */
+    int ret = mk_p2p_ports_export(c->p, addr, len, x);
     pthread_mutex_lock(&c->p->lock);
-    ret = x ? mk_engine_reg_export(c->p->e, x, &m->mr) : mk_engine_reg(c->p->e, addr, len, NULL, &m->mr);
+    ret = mk_p2p_ports_reg(c->p, m, x, ret);
     if (!ret) {
         m->gpu = mk_mr_on_gpu(m->mr);
-        mk_mr_key(m->mr, &m->key);
         m->number = c->nspare ? c->spare_mr[--c->nspare] : c->next_mr++;
         m->next = c->mrs;
         c->mrs = m;
@@ -519,12 +520,14 @@ static void look(struct mk_p2p_comm *c)
     const uint64_t now = mk_time_ns();
     if (c->rx)
         look_small(c, now);
-    const bool closed = mk_p2p_flag(c, c->life) >= 2;
-    if (!c->gone_ns && (closed || (c->witness && mk_p2p_witness_gone(c->witness, now))))
+    const uint64_t life = mk_p2p_life(c);
+    const bool closed = life >= MK_P2P_LIFE_CLOSED, lost = life >= MK_P2P_LIFE_LOST;
+    if (!c->gone_ns && (lost || (c->witness && mk_p2p_witness_gone(c->witness, now))))
         c->gone_ns = now;
     if (c->gone_ns && now - c->gone_ns > MK_P2P_GRACE_NS)
         mk_p2p_comm_fail(c, MK_ERR_PEER,
                          closed ? "%s has closed the connection"
+                         : lost ? "%s lost one of the rails of the connection, and gave it up"
                                 : "%s is gone: its process ended, or its host is lost",
                          c->name);
 }
@@ -558,6 +561,8 @@ int mk_p2p_test(struct mk_p2p_req *r, bool *done, size_t *sizes)
     }
     if (!complete(r) && !c->error && ++c->looks % LOOK_EVERY == 0)
         look(c);
+    if (r->status)
+        link_state(c);
     if (complete(r) && !(r->status && c->error))
         ret = finish(r, done, sizes);
     else if (c->error)

@@ -6,6 +6,7 @@
  *   p2p_dev.c     the device: opening, properties, limits
  *   p2p_send.c    the sending half: matching, eager and direct writes
  *   p2p_recv.c    the receiving half: announcing, matching, completion
+ *   p2p_rail.c    rails: further links of a comm, over other ports or beside the first
  *   p2p_stop.c    memory that is taken back while messages use it
  *   p2p_meet.c    listen, connect, accept: the state machines
  *   p2p_sock.c    their sockets
@@ -42,6 +43,11 @@ struct mk_p2p_witness {
     unsigned refs;
 };
 
+/* The same memory on another port. */
+struct mk_p2p_mr_port {
+    struct mk_mr *mr, *shadow_mr;
+    struct mk_net_key key;
+};
 struct mk_p2p_mr {
     struct mk_p2p_comm *c;
     struct mk_p2p_mr *next;
@@ -54,6 +60,7 @@ struct mk_p2p_mr {
         shadow; /* where the peer writes, if it cannot write the memory itself (addr NULL: not made) */
     struct mk_mr *shadow_mr;
     struct mk_net_key key;
+    struct mk_p2p_mr_port port[MK_P2P_RAILS - 1]; /* of the second, ... */
 };
 
 struct mk_p2p_req {
@@ -95,6 +102,7 @@ struct mk_p2p_offer {
     bool direct; /* into GPU memory: worth no detour, however small */
     uint32_t number;
     int tag;
+    uint32_t mr; /* number of the memory */
     uint64_t offset, size;
     struct mk_rmem *mem;
 };
@@ -103,6 +111,7 @@ struct mk_p2p_offer {
 struct mk_p2p_far {
     struct mk_rmem *mem;
     struct mk_net_key key;
+    struct mk_p2p_far *rail; /* of the second, ...; NULL: there are none */
 };
 
 struct mk_p2p_tx {
@@ -163,6 +172,17 @@ struct mk_p2p_rx {
     bool small_too;
 };
 
+/* A further link of a comm. */
+struct mk_p2p_rail {
+    struct mk_engine *e;
+    unsigned port; /* of e */
+    struct mk_link *l;
+    struct mk_notes *notes;
+    struct mk_rmem *peer; /* its control memory */
+    uint64_t *flags;
+    uint64_t used[MK_P2P_MAIL]; /* uses of each note: of the peer's (sender), seen (receiver) */
+};
+
 struct mk_p2p_comm {
     struct mk_p2p *p;
     struct mk_p2p_comm *next;
@@ -175,6 +195,12 @@ struct mk_p2p_comm {
     struct mk_rmem *peer; /* its control memory */
     uint64_t *flags;
     uint32_t *steps, nnotes, life;
+    struct mk_p2p_rail *rail; /* the second, ...: nrails - 1 of them; NULL: there are none */
+    unsigned nrails;
+    struct mk_mr *ctrl_port[MK_P2P_RAILS - 1];
+    uint64_t stripe;            /* a message above it goes over all rails */
+    uint64_t mail_at, mail_own; /* the mailbox at the sender, its staging at the receiver */
+    uint32_t ports, mail_bytes; /* of the receiver, as far as rails go over them; of one entry */
     struct mk_p2p_tags tags;
     struct mk_p2p_mr *mrs;
     uint32_t next_mr;
@@ -186,6 +212,7 @@ struct mk_p2p_comm {
     uint64_t gone_ns;
     unsigned looks;
     bool closed, fin_sent, fin_done, greeted;
+    bool told_lost;   /* that a rail is */
     bool stopped;     /* the peer writes nothing more here (receiver); it was told so (sender) */
     bool asked;       /* sender: the receiver knows that small ones need announcements too */
     unsigned control; /* puts of our own under way */
@@ -200,9 +227,11 @@ struct mk_p2p_meet;
 struct mk_p2p {
     pthread_mutex_t lock;
     struct mk_settings s;
-    struct mk_engine *e;
-    struct mk_p2p_info info;               /* constant */
-    struct mk_p2p_ring ring[MK_P2P_RINGS]; /* constant */
+    struct mk_engine *e;                      /* the first port's; constant, like the others */
+    struct mk_engine *port[MK_P2P_RAILS - 1]; /* of the second, ... */
+    unsigned nports, nrails;                  /* rails: that a comm may have */
+    struct mk_p2p_info info;                  /* constant */
+    struct mk_p2p_ring ring[MK_P2P_RINGS];    /* constant */
     char host[40];
     uint64_t token;
     uint64_t timeout_ns;
@@ -228,8 +257,9 @@ int mk_p2p_no_files(int ret, int err);
 
 /* p2p.c */
 int mk_p2p_progress(struct mk_p2p *p);
-int mk_p2p_comm_new(struct mk_p2p *p, bool sends, const char *peer_name, struct mk_p2p_side *mine,
-                    struct mk_p2p_comm **out);
+/* At most `rails` links. */
+int mk_p2p_comm_new(struct mk_p2p *p, bool sends, const char *peer_name, unsigned rails,
+                    struct mk_p2p_side *mine, struct mk_p2p_comm **out);
 int mk_p2p_comm_join(struct mk_p2p_comm *c, const struct mk_p2p_side *peer); /* once the link is connected */
 void mk_p2p_comm_free(struct mk_p2p_comm *c);
 void mk_p2p_comm_add(struct mk_p2p_comm *c); /* to the device's list: complete */
@@ -261,6 +291,46 @@ void mk_p2p_stops(struct mk_p2p *p);
 /* The network's connection is no more. An end for lack of time is only ours: over that one the peer may go on. */
 bool mk_p2p_broken(const struct mk_p2p_comm *c);
 
+/* p2p_rail.c */
+/* The ports of a device but the first; list[0] is the first's. */
+int mk_p2p_ports_open(struct mk_p2p *p, const struct mk_settings *list, int n);
+void mk_p2p_ports_close(struct mk_p2p *p);
+int mk_p2p_ports_progress(struct mk_p2p *p); /* all of them: events, or an error */
+/* Memory on all ports, in two parts (mk/net.h); the second is handed the first's outcome, and leaves nothing where either
+ * failed. shadow: the same for m's twin; dereg: both. */
+int mk_p2p_ports_export(struct mk_p2p *p, void *addr, size_t len, struct mk_export *x[MK_P2P_RAILS]);
+int mk_p2p_ports_reg(struct mk_p2p *p, struct mk_p2p_mr *m, struct mk_export *x[MK_P2P_RAILS], int ret);
+int mk_p2p_ports_shadow(struct mk_p2p *p, struct mk_p2p_mr *m);
+void mk_p2p_ports_dereg(struct mk_p2p *p, struct mk_p2p_mr *m);
+/* The further links of a comm, in the order of its life. */
+int mk_p2p_rails_new(struct mk_p2p_comm *c, unsigned rails, mk_put_done_fn done, struct mk_p2p_side *mine);
+int mk_p2p_rails_agree(struct mk_p2p_comm *c, const struct mk_p2p_side *mine, const struct mk_p2p_side *peer);
+int mk_p2p_rails_connect(struct mk_p2p_comm *c, const struct mk_p2p_side *peer); /* AGAIN */
+int mk_p2p_rails_join(struct mk_p2p_comm *c, const struct mk_p2p_side *peer);
+int mk_p2p_rails_warm(struct mk_p2p_comm *c);
+void mk_p2p_rails_quiet(struct mk_p2p_comm *c, bool quiet);
+void mk_p2p_rails_shut(struct mk_p2p_comm *c); /* the links alone */
+void mk_p2p_rails_free(struct mk_p2p_comm *c);
+/* Of all links, the first included: puts under way; the first error, and its link; does each have one? */
+uint32_t mk_p2p_pending(const struct mk_p2p_comm *c);
+int mk_p2p_link_error(const struct mk_p2p_comm *c, char text[200]);
+bool mk_p2p_mute(const struct mk_p2p_comm *c);
+uint64_t mk_p2p_life(const struct mk_p2p_comm *c); /* what the peer says of its own */
+bool mk_p2p_warm(const struct mk_p2p_comm *c);     /* the peer's first put has come over every link */
+int mk_p2p_say_life(struct mk_p2p_comm *c, uint64_t value, uint64_t id); /* over the first link that lives */
+/* A rail broke: the peer may not see that by itself. */
+void mk_p2p_tell_lost(struct mk_p2p_comm *c);
+/* The memory that `far` names, on the other rails; keys: for the peer's first port, and for its others. */
+int mk_p2p_rails_import(struct mk_p2p_comm *c, struct mk_p2p_far *far, const struct mk_net_key *first,
+                        const struct mk_net_key *more);
+bool mk_p2p_rails_differ(const struct mk_p2p_comm *c, const struct mk_p2p_far *far,
+                         const struct mk_net_key *more);
+void mk_p2p_rails_forget(struct mk_p2p_comm *c, struct mk_p2p_far *far);
+/* Puts the pieces of a message but the first, and counts them in s->base.left. */
+int mk_p2p_rails_send(struct mk_p2p_comm *c, struct mk_p2p_send *s, const struct mk_p2p_offer *o);
+/* Have they all come? Then they are taken. */
+bool mk_p2p_rails_take(struct mk_p2p_comm *c, uint32_t slot, uint64_t size);
+
 /* p2p_life.c */
 struct mk_p2p_witness *mk_p2p_witness_find(struct mk_p2p *p, uint64_t token,
                                            uint64_t id); /* id 0: any that lives */
@@ -272,6 +342,12 @@ uint64_t mk_p2p_witness_gone(struct mk_p2p_witness *w, uint64_t now);
 /* p2p_meet.c */
 void mk_p2p_meets_close(struct mk_p2p *p);
 void mk_p2p_listeners_close(struct mk_p2p *p);
+
+/* Does a message of this size go over all rails? */
+static inline bool mk_p2p_striped(const struct mk_p2p_comm *c, uint64_t size)
+{
+    return c->nrails > 1 && size > c->stripe;
+}
 
 static inline uint64_t mk_p2p_flag(const struct mk_p2p_comm *c, uint32_t note)
 {

@@ -151,7 +151,12 @@ static int no_link(struct mk_p2p_meet *m, int ret)
 
 static int do_link(struct mk_p2p_meet *m, const struct mk_p2p_side *peer)
 {
-    int ret = mk_link_connect(m->comm->l, &peer->addr);
+    const struct mk_p2p_side *mine = m->connects ? &m->hello.side : &m->reply.side;
+    int ret = mk_p2p_rails_agree(m->comm, mine, peer);
+    if (!ret)
+        ret = mk_link_connect(m->comm->l, &peer->addr);
+    if (!ret)
+        ret = mk_p2p_rails_connect(m->comm, peer);
     if (ret == MK_ERR_AGAIN) {
         mk_p2p_progress(m->p);
         return ret;
@@ -163,14 +168,8 @@ static int do_link(struct mk_p2p_meet *m, const struct mk_p2p_side *peer)
 
 static int warm_put(struct mk_p2p_meet *m)
 {
-    struct mk_p2p_comm *c = m->comm;
-    const struct mk_put put = {.note = c->tx ? MK_P2P_RECV_LIFE : MK_P2P_SEND_LIFE,
-                               .use4 = 1,
-                               .value = 1,
-                               .flags = MK_PUT_DELIVERY,
-                               .id = MK_P2P_ID_CONTROL};
     m->warmed = true;
-    return mk_p2p_put(c, &put, 1);
+    return mk_p2p_rails_warm(m->comm);
 }
 
 /* The accepting side's first put answers the other one: two at a time would make two connections of the network.
@@ -178,13 +177,13 @@ static int warm_put(struct mk_p2p_meet *m)
 static int do_warm(struct mk_p2p_meet *m)
 {
     struct mk_p2p_comm *c = m->comm;
-    const bool heard = mk_p2p_flag(c, c->life) >= 1;
+    const bool heard = mk_p2p_warm(c);
     size_t said = 0;
     char byte = 'm';
     if (!m->warmed && (m->connects || heard) && warm_put(m))
         return BROKEN;
     mk_p2p_progress(m->p);
-    if (mk_link_error(c->l, NULL))
+    if (mk_p2p_link_error(c, NULL))
         return BROKEN;
     const bool warm = heard && m->warmed && !c->control;
     if (warm && !m->connects && !m->said) {
@@ -209,7 +208,7 @@ static int again(struct mk_p2p_meet *m)
     char text[200] = "the first words over it got lost";
     m->broken_ns = m->broken_ns ? m->broken_ns : now;
     if (now - m->broken_ns > (mk_limits_no_files() ? 1 : AGAIN_TIMES) * m->p->timeout_ns) {
-        mk_link_error(m->comm->l, text);
+        mk_p2p_link_error(m->comm, text);
         return mk_p2p_no_files(mk_fail(MK_ERR_TIMEOUT, "NET",
                                        "the connection to %s broke again and again for %.0f s: %s",
                                        m->comm->name, (double)(now - m->broken_ns) * 1e-9, text),
@@ -237,7 +236,7 @@ static int take_comm(struct mk_p2p_meet *m, struct mk_p2p_comm **out)
         m->witness = NULL;
     }
     m->comm = NULL;
-    c->l->quiet = false;
+    mk_p2p_rails_quiet(c, false);
     mk_p2p_comm_add(c);
     *out = c;
     return 0;
@@ -277,10 +276,10 @@ static int do_dial(struct mk_p2p_meet *m)
                        "connecting to process %d at %s: %s", m->handle.pid, m->name, strerror(errno));
     char who[64];
     snprintf(who, sizeof(who), "process %d at %.40s", m->handle.pid, m->name);
-    ret = mk_p2p_comm_new(p, true, who, &h->side, &m->comm);
+    ret = mk_p2p_comm_new(p, true, who, p->nrails, &h->side, &m->comm);
     if (ret)
         return mk_p2p_no_files(ret, 0);
-    m->comm->l->quiet = true;
+    mk_p2p_rails_quiet(m->comm, true);
     const struct mk_caps *caps = p->info.caps;
     h->magic = MK_P2P_MAGIC;
     h->version = MK_P2P_VERSION;
@@ -458,8 +457,11 @@ static int check_hello(struct mk_p2p_meet *m, const struct mk_p2p_listener *l)
         return refuse(m, MK_ERR_INVALID, "it does not know this listener's key");
     if (strncmp(h->plugin, MK_P2P_PLUGIN, sizeof(h->plugin)))
         return refuse(m, MK_ERR_MISMATCH, "it is another plugin");
+    if (h->side.rails < 1 || h->side.rails > MK_P2P_RAILS)
+        return refuse(m, MK_ERR_PEER, "its number of rails makes no sense");
+    const bool cards = !strcmp(caps->transport, "verbs"); /* their names differ from host to host */
     if (!strncmp(h->transport, caps->transport, sizeof(h->transport)) &&
-        !strncmp(h->provider, caps->provider, sizeof(h->provider)) &&
+        (cards || !strncmp(h->provider, caps->provider, sizeof(h->provider))) &&
         !strncmp(h->adapter, caps->adapter, sizeof(h->adapter)))
         return 0;
     snprintf(text, sizeof(text), "it uses %.15s, %.40s, completion by %.15s; here: %.15s, %.40s, %.15s",
@@ -499,12 +501,13 @@ static int hear_hello(struct mk_p2p_meet *m, const struct mk_p2p_listener *l)
     ret = check_hello(m, l);
     if (ret)
         return ret;
-    ret = mk_p2p_comm_new(m->p, false, h->side.name, &m->reply.side, &m->comm);
+    const unsigned rails = h->side.rails < m->p->nrails ? h->side.rails : m->p->nrails;
+    ret = mk_p2p_comm_new(m->p, false, h->side.name, rails, &m->reply.side, &m->comm);
     if (ret) {
         ret = mk_p2p_no_files(ret, 0);
         return refuse(m, ret, mk_last_error());
     }
-    m->comm->l->quiet = true;
+    mk_p2p_rails_quiet(m->comm, true);
     fill_reply(m, 0, "");
     choose_witness(m);
     m->deadline = mk_time_ns() + m->p->timeout_ns;

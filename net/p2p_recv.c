@@ -28,7 +28,8 @@ static void move_mail(struct mk_p2p_rx *rx)
 /* Must it be announced? */
 static bool is_huge(const struct mk_p2p_comm *c, const struct mk_p2p_sub *s)
 {
-    return s->size > mk_p2p_rings_most(c->p->ring) || (s->size && s->mr && s->mr->gpu);
+    return s->size > mk_p2p_rings_most(c->p->ring) || (s->size && s->mr && s->mr->gpu) ||
+           mk_p2p_striped(c, s->size);
 }
 
 /* Is it to be announced, unless it is alone? */
@@ -260,22 +261,28 @@ static int make_shadow(struct mk_p2p_comm *c, struct mk_p2p_mr *m)
         return 0;
     int ret = mk_shm_create("mkernel bounce", m->len, &m->shadow);
     if (!ret)
-        ret = mk_engine_reg(p->e, m->shadow.addr, m->len, &m->shadow, &m->shadow_mr);
+        ret = mk_p2p_ports_shadow(p, m);
     if (ret) {
         ret = mk_p2p_no_files(ret, 0);
         mk_shm_release(&m->shadow);
         return mk_p2p_comm_fail(c, ret, "memory that %s may write: %s", c->name, mk_last_error());
     }
-    mk_mr_key(m->shadow_mr, &m->key);
     return 0;
+}
+
+/* Where the entry for a slot is composed. */
+static struct mk_p2p_mail *mail_at(const struct mk_p2p_comm *c, uint32_t slot)
+{
+    return (struct mk_p2p_mail *)(void *)((uint8_t *)c->ctrl.addr + c->mail_own +
+                                          (uint64_t)slot * c->mail_bytes);
 }
 
 static void fill_mail(struct mk_p2p_comm *c, struct mk_p2p_sub *s)
 {
     struct mk_p2p_rx *rx = c->rx;
     const uint32_t slot = rx->mail_next % MK_P2P_MAIL;
-    struct mk_p2p_mail *m =
-        (struct mk_p2p_mail *)(void *)((uint8_t *)c->ctrl.addr + MK_P2P_RECV_MAIL_AT) + slot;
+    struct mk_p2p_mail *m = mail_at(c, slot);
+    struct mk_net_key *more = (struct mk_net_key *)(m + 1);
     m->count = 1;
     m->number = s->number;
     m->tag = s->tag;
@@ -285,6 +292,8 @@ static void fill_mail(struct mk_p2p_comm *c, struct mk_p2p_sub *s)
     m->credit = rx->consumed;
     m->key = s->mr->key;
     m->direct = s->mr->gpu;
+    for (uint32_t port = 1; port < c->ports; port++)
+        more[port - 1] = s->mr->port[port - 1].key;
     rx->box[slot].state = MK_P2P_MAIL_OPEN;
     rx->box[slot].sub = s;
     s->mail = rx->mail_next++;
@@ -299,16 +308,15 @@ static int post_mail(struct mk_p2p_comm *c, uint32_t first, uint32_t count)
 {
     struct mk_p2p_rx *rx = c->rx;
     const uint32_t slot = first % MK_P2P_MAIL;
-    const uint64_t at = MK_P2P_RECV_MAIL_AT + (uint64_t)slot * sizeof(struct mk_p2p_mail);
-    struct mk_p2p_mail *m = (struct mk_p2p_mail *)(void *)((uint8_t *)c->ctrl.addr + at);
+    struct mk_p2p_mail *m = mail_at(c, slot);
     const uint64_t use = ++rx->mail_used[slot];
     m->count = count;
     told(rx, m->credit);
     const struct mk_put put = {.mr = c->ctrl_mr,
-                               .local_off = at,
-                               .len = count * (uint32_t)sizeof(*m),
+                               .local_off = c->mail_own + (uint64_t)slot * c->mail_bytes,
+                               .len = count * c->mail_bytes,
                                .rmem = c->peer,
-                               .remote_off = MK_P2P_SEND_MAIL_AT + (uint64_t)slot * sizeof(*m),
+                               .remote_off = c->mail_at + (uint64_t)slot * c->mail_bytes,
                                .note = slot,
                                .use4 = use & 15,
                                .value = use,
@@ -367,17 +375,19 @@ static int look(struct mk_p2p_comm *c, struct mk_p2p_recv *r, struct mk_p2p_sub 
     struct mk_p2p_rx *rx = c->rx;
     const uint8_t *shadow = s->mr->shadow.addr;
     uint64_t size;
-    if (mk_p2p_flag(c, MK_P2P_RECV_FULL + slot) != rx->full[slot]) {
-        rx->full[slot]++;
+    const bool full = mk_p2p_flag(c, MK_P2P_RECV_FULL + slot) != rx->full[slot];
+    if (full)
         size = s->size;
-    } else if (mk_p2p_flag(c, MK_P2P_RECV_PART + slot) != rx->part[slot] &&
-               mk_p2p_flag(c, MK_P2P_RECV_SIZE + slot) != rx->rec[slot]) {
-        rx->part[slot]++;
-        rx->rec[slot]++;
+    else if (mk_p2p_flag(c, MK_P2P_RECV_PART + slot) != rx->part[slot] &&
+             mk_p2p_flag(c, MK_P2P_RECV_SIZE + slot) != rx->rec[slot])
         memcpy(&size, (uint8_t *)c->ctrl.addr + MK_P2P_RECV_SIZE_AT + 8 * slot, 8);
-    } else {
+    else
         return 0;
-    }
+    if (size <= s->size && !mk_p2p_rails_take(c, slot, size))
+        return 0;
+    rx->full[slot] += full;
+    rx->part[slot] += !full;
+    rx->rec[slot] += !full;
     rx->box[slot].state = MK_P2P_MAIL_DONE;
     rx->box[slot].sub = NULL;
     if (size & MK_P2P_TOO_LARGE) {

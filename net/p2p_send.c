@@ -10,9 +10,21 @@
 
 /* ---- what the receiver announced ---- */
 
-/* The memory that an entry names; its key comes with every entry, and is imported once. */
-static int import(struct mk_p2p_comm *c, const struct mk_p2p_mail *m, struct mk_rmem **out)
+/* An announcement as it came out of the mailbox. */
+struct entry {
+    struct mk_p2p_mail m;
+    struct mk_net_key more[MK_P2P_RAILS - 1]; /* by port of the receiver: the second, ... */
+};
+
+static void copy_entry(const struct mk_p2p_comm *c, uint32_t slot, struct entry *e)
 {
+    memcpy(e, (const uint8_t *)c->ctrl.addr + c->mail_at + (uint64_t)slot * c->mail_bytes, c->mail_bytes);
+}
+
+/* The memory that an entry names; its key comes with every entry, and is imported once. */
+static int import(struct mk_p2p_comm *c, const struct entry *e, struct mk_rmem **out)
+{
+    const struct mk_p2p_mail *m = &e->m;
     struct mk_p2p_tx *tx = c->tx;
     if (m->mr >= MK_P2P_MR_MAX)
         return mk_p2p_comm_fail(c, MK_ERR_PEER, "%s announced memory number %u", c->name, m->mr);
@@ -26,7 +38,8 @@ static int import(struct mk_p2p_comm *c, const struct mk_p2p_mail *m, struct mk_
         tx->nmem = n;
     }
     struct mk_p2p_far *f = &tx->mem[m->mr];
-    if (f->mem && memcmp(&f->key, &m->key, sizeof(f->key))) { /* the number now names other memory */
+    if (f->mem && (memcmp(&f->key, &m->key, sizeof(f->key)) ||
+                   mk_p2p_rails_differ(c, f, e->more))) { /* the number now names other memory */
         /* A receiver keeps a number while it waits for something there. */
         for (uint32_t i = 0; i < MK_P2P_MAIL; i++)
             if (tx->offer[i].open && tx->offer[i].mem == f->mem)
@@ -34,14 +47,15 @@ static int import(struct mk_p2p_comm *c, const struct mk_p2p_mail *m, struct mk_
                                         "%s announced other memory as number %u, which is in use", c->name,
                                         m->mr);
         mk_link_forget(c->l, f->mem);
+        mk_p2p_rails_forget(c, f);
         f->mem = NULL;
     }
-    if (!f->mem) {
-        const int ret = mk_link_import(c->l, &m->key, &f->mem);
-        if (ret)
-            return mk_p2p_comm_fail(c, ret == MK_ERR_NOMEM || ret == MK_ERR_SYSTEM ? ret : MK_ERR_PEER,
-                                    "memory that %s announced: %s", c->name, mk_last_error());
-    }
+    int ret = f->mem ? 0 : mk_link_import(c->l, &m->key, &f->mem);
+    if (!ret)
+        ret = mk_p2p_rails_import(c, f, &m->key, e->more);
+    if (ret)
+        return mk_p2p_comm_fail(c, ret == MK_ERR_NOMEM || ret == MK_ERR_SYSTEM ? ret : MK_ERR_PEER,
+                                "memory that %s announced: %s", c->name, mk_last_error());
     f->key = m->key;
     *out = f->mem;
     return 0;
@@ -70,8 +84,9 @@ static bool waits(const struct mk_p2p_tx *tx, int tag, uint32_t number)
     return false;
 }
 
-static int take_entry(struct mk_p2p_comm *c, uint32_t slot, const struct mk_p2p_mail *m)
+static int take_entry(struct mk_p2p_comm *c, uint32_t slot, const struct entry *e)
 {
+    const struct mk_p2p_mail *m = &e->m;
     struct mk_p2p_tx *tx = c->tx;
     struct mk_p2p_offer *o = &tx->offer[slot];
     uint32_t *next;
@@ -82,7 +97,7 @@ static int take_entry(struct mk_p2p_comm *c, uint32_t slot, const struct mk_p2p_
         o->open = false;
         return answer(c, slot);
     }
-    ret = import(c, m, &o->mem);
+    ret = import(c, e, &o->mem);
     if (ret)
         return ret;
     if (m->offset > o->mem->len || m->size > o->mem->len - m->offset)
@@ -92,6 +107,7 @@ static int take_entry(struct mk_p2p_comm *c, uint32_t slot, const struct mk_p2p_
     o->direct = m->direct != 0;
     o->number = m->number;
     o->tag = m->tag;
+    o->mr = m->mr;
     o->offset = m->offset;
     o->size = m->size;
     return 0;
@@ -112,23 +128,22 @@ static void learn(struct mk_p2p_tx *tx, uint64_t credit)
 static int read_mail(struct mk_p2p_comm *c)
 {
     struct mk_p2p_tx *tx = c->tx;
-    const uint8_t *box = (const uint8_t *)c->ctrl.addr + MK_P2P_SEND_MAIL_AT;
+    struct entry e;
     for (;;) {
         const uint32_t first = tx->mail_next % MK_P2P_MAIL;
         if (mk_p2p_flag(c, first) == tx->mail_seen[first])
             return 0;
         tx->mail_seen[first]++;
-        struct mk_p2p_mail m;
-        memcpy(&m, box + first * sizeof(m), sizeof(m));
-        const uint32_t count = m.count;
+        copy_entry(c, first, &e);
+        const uint32_t count = e.m.count;
         if (!count || count > MK_P2P_MAIL - first || tx->mail_next - tx->mail_first + count > MK_P2P_MAIL)
             return mk_p2p_comm_fail(c, MK_ERR_PEER, "%s announced %u receives at once", c->name, count);
-        learn(tx, m.credit);
+        learn(tx, e.m.credit);
         for (uint32_t i = 0; i < count; i++) {
             if (i)
-                memcpy(&m, box + (first + i) * sizeof(m), sizeof(m));
+                copy_entry(c, first + i, &e);
             tx->mail_next++;
-            const int ret = take_entry(c, first + i, &m);
+            const int ret = take_entry(c, first + i, &e);
             if (ret)
                 return ret;
         }
@@ -171,7 +186,7 @@ static bool on_gpu(const struct mk_p2p_send *s)
 /* With nothing else under way, the network would be idle until an announcement comes. */
 static bool is_alone(const struct mk_p2p_comm *c, const struct mk_p2p_send *s)
 {
-    return !mk_link_pending(c->l) && (!c->tx->wait_first || c->tx->wait_first == &s->base);
+    return !mk_p2p_pending(c) && (!c->tx->wait_first || c->tx->wait_first == &s->base);
 }
 
 /* May this message go at once? Then the ring for it, else -1. */
@@ -183,7 +198,7 @@ static int eager_ring(const struct mk_p2p_comm *c, const struct mk_p2p_send *s, 
         return -1;
     if (on_gpu(s) || (o && o->direct && size && s->mr))
         return -1;
-    if (size > MK_P2P_EAGER_LARGE && !is_alone(c, s))
+    if ((size > MK_P2P_EAGER_LARGE && !is_alone(c, s)) || mk_p2p_striped(c, size))
         return -1;
     if (ring_room(c, kind, size))
         return kind;
@@ -277,7 +292,7 @@ static int send_nothing(struct mk_p2p_comm *c, struct mk_p2p_send *s, struct mk_
     return mk_p2p_put(c, put, 2);
 }
 
-/* Straight into the posted buffer. The notification FULL says that all of it was written; of less, PART says that the
+/* Straight into the posted buffer, or the first rail's piece of it. The notification FULL says that all of it was written; of less, PART says that the
  * payload and SIZE that the size is there (they may arrive in either order). */
 static int send_direct(struct mk_p2p_comm *c, struct mk_p2p_send *s, struct mk_p2p_offer *o)
 {
@@ -285,8 +300,9 @@ static int send_direct(struct mk_p2p_comm *c, struct mk_p2p_send *s, struct mk_p
     const uint32_t slot = (uint32_t)(o - tx->offer);
     const bool full = s->size == o->size;
     struct mk_put put[2];
+    const bool striped = mk_p2p_striped(c, s->size);
     memset(put, 0, sizeof(put));
-    put[0].len = (uint32_t)s->size;
+    put[0].len = (uint32_t)(striped ? mk_p2p_piece(s->size, c->nrails, 0).len : s->size);
     if (s->size) {
         put[0].mr = s->mr->mr;
         put[0].local_off = (uint64_t)(s->data - s->mr->addr);
@@ -303,7 +319,8 @@ static int send_direct(struct mk_p2p_comm *c, struct mk_p2p_send *s, struct mk_p
     }
     s->base.left = full ? 1 : 2;
     close_offer(tx, o);
-    return mk_p2p_put(c, put, s->base.left);
+    const int ret = mk_p2p_put(c, put, s->base.left);
+    return ret || !striped ? ret : mk_p2p_rails_send(c, s, o);
 }
 
 /* The receiver is to announce small receives too. */

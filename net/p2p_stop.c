@@ -51,8 +51,13 @@ static bool reaches(const struct mk_p2p_comm *c, const struct mk_p2p_mr *m)
 
 bool mk_p2p_broken(const struct mk_p2p_comm *c)
 {
-    const int error = mk_link_error(c->l, NULL);
-    return error && error != MK_ERR_TIMEOUT;
+    bool all = true;
+    for (unsigned r = 0; r < c->nrails; r++) {
+        const struct mk_link *l = r ? c->rail[r - 1].l : c->l;
+        const int error = l ? mk_link_error(l, NULL) : MK_ERR_ABORTED;
+        all = all && error && error != MK_ERR_TIMEOUT;
+    }
+    return all;
 }
 
 static int note(struct mk_p2p_comm *c, uint32_t which)
@@ -66,16 +71,17 @@ static bool settle(struct mk_p2p_comm *c, const struct mk_p2p_mr *m)
 {
     struct mk_p2p *p = c->p;
     uint64_t now = mk_time_ns();
-    const bool mute = mk_link_error(c->l, NULL) != 0; /* given up: nothing can be asked any more */
+    /* given up: nothing can be asked any more */
+    const bool mute = c->rx ? mk_link_error(c->l, NULL) != 0 : mk_p2p_mute(c);
     uint64_t end = now < p->rush_ns || mute ? now : now + STOP_NS;
     bool gone = false;
     if (c->rx && !mute && note(c, MK_P2P_SEND_STOP))
         return mk_p2p_broken(c);
     do {
-        mk_engine_progress(p->e);
+        mk_p2p_ports_progress(p);
         mk_p2p_stops(p);
         if (c->rx && !mute)
-            c->stopped = mk_p2p_flag(c, MK_P2P_RECV_STOPPED) || mk_p2p_flag(c, c->life) >= 2;
+            c->stopped = mk_p2p_flag(c, MK_P2P_RECV_STOPPED) || mk_p2p_life(c) >= MK_P2P_LIFE_CLOSED;
         if (!reaches(c, m) || mk_p2p_broken(c))
             return true;
         now = mk_time_ns();
@@ -94,7 +100,10 @@ static void cut_off(struct mk_p2p_comm *c)
 {
     if (!c->rx)
         return;
-    if (mk_link_cut(c->l))
+    bool cut = mk_link_cut(c->l);
+    for (unsigned r = 1; r < c->nrails; r++)
+        cut = mk_link_cut(c->rail[r - 1].l) && cut;
+    if (cut)
         MK_WARN(
             "NET",
             "%s does not answer, and may be in the middle of a message to memory that is deregistered here: "
@@ -135,6 +144,7 @@ void mk_p2p_stop(struct mk_p2p_comm *c, const struct mk_p2p_mr *m)
         c->stopped = true;
     if (quiet)
         return; /* the link stays, for the good-byes */
+    mk_p2p_rails_shut(c);
     mk_link_close(c->l);
     c->l = NULL;
 }
@@ -145,7 +155,7 @@ void mk_p2p_stops(struct mk_p2p *p)
         if (!c->tx || c->stopped || !mk_p2p_flag(c, MK_P2P_SEND_STOP) || !c->l || mk_link_error(c->l, NULL))
             continue;
         mk_p2p_comm_fail(c, MK_ERR_PEER, "%s takes its memory back, and closes the connection", c->name);
-        if (mk_link_pending(c->l))
+        if (mk_p2p_pending(c))
             continue;
         c->stopped = true;
         note(c, MK_P2P_RECV_STOPPED);

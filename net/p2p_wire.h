@@ -10,16 +10,23 @@
  *   flags, shadow   SEND_NOTES words each         flags, shadow   RECV_NOTES words each
  *   mail            MAIL entries (from receiver)  records         MAIL words (true sizes)
  *                                                 eager           two rings of bytes (from sender)
+ *   rails           flags, shadow   RAIL_NOTES words each, for each rail but the first
  *
  * Every slot has a notification of its own, and is used again only after its user was answered: no two uses of one
- * notification are under way, so no order between writes is needed. */
+ * notification are under way, so no order between writes is needed.
+ *
+ * Rails: the same two devices may be joined by several links (several ports, several queue pairs). All words go over the
+ * first; of a message above `stripe` bytes each rail carries the piece that mk_p2p_piece says, with a notification of its
+ * own, so that both sides know from the size alone what has to come. Pieces of the others than the first are complete for
+ * the sender when they stand in the peer's memory: then a word over the first rail that is sent afterwards (closed,
+ * stopped) is behind all of them. */
 #pragma once
 #include "mk/p2p.h"
 #include <assert.h>
 
 /* As bytes: 89 'm' 'K' 'n' 'e' 't' 0d 0a. */
 #define MK_P2P_MAGIC 0x0a0d74656e4b6d89ull
-#define MK_P2P_VERSION 5u
+#define MK_P2P_VERSION 6u
 #define MK_P2P_PLUGIN "mKernel"
 
 #define MK_P2P_MAIL 64u /* receives announced at a time */
@@ -44,13 +51,25 @@ struct mk_p2p_handle {
 static_assert(sizeof(struct mk_p2p_handle) == MK_P2P_HANDLE, "handle");
 static_assert(offsetof(struct mk_p2p_handle, meet) == 88, "handle");
 
+#define MK_P2P_RAILS 8u
+struct mk_p2p_rail_side {
+    struct mk_net_addr addr;
+    struct mk_net_key key; /* of the control memory, for this rail */
+    uint32_t base;
+    uint32_t zero;
+};
+
 /* One side of a comm: how to reach it. */
 struct mk_p2p_side {
     struct mk_net_addr addr;
     struct mk_net_key key; /* of the control memory */
     uint32_t base;         /* of its notes */
     uint32_t most;         /* bytes of a message that goes into the ring: the same on both sides */
-    char name[64];         /* in messages */
+    uint64_t stripe;       /* the larger of both counts */
+    uint32_t rails;        /* of who connects: offered; of who accepts: what it takes of these */
+    uint32_t ports; /* of who accepts: rail r is on port r % ports, whose key comes with an announcement */
+    char name[64];  /* in messages */
+    struct mk_p2p_rail_side rail[MK_P2P_RAILS - 1]; /* of the second, third, ... */
 };
 
 /* The first 24 bytes of hello and reply keep their meaning in every later version. */
@@ -78,7 +97,13 @@ struct mk_p2p_reply {
     struct mk_p2p_side side;
 };
 
-enum { /* notes of the sender's side; LIFE: 1 connected, 2 closed; STOP: the receiver wants its memory back */
+/* Values of LIFE. LOST: a rail broke, and the comm with it. */
+enum { MK_P2P_LIFE_MET = 1, MK_P2P_LIFE_LOST, MK_P2P_LIFE_CLOSED };
+enum { /* notes of each further rail, on both sides: the piece for this mail slot; LIFE comes over any rail */
+       MK_P2P_RAIL_LIFE = MK_P2P_MAIL,
+       MK_P2P_RAIL_NOTES
+};
+enum { /* notes of the sender's side; STOP: the receiver wants its memory back */
        MK_P2P_SEND_CREDIT = MK_P2P_MAIL,
        MK_P2P_SEND_LIFE,
        MK_P2P_SEND_STOP,
@@ -95,7 +120,9 @@ enum { /* of the receiver's: two an eager slot (by ring), then three a mail slot
        MK_P2P_RECV_NOTES
 };
 
-/* One announced receive. A put carries `count` entries that lie one after another; the note is that of the first. */
+/* One announced receive. A put carries `count` entries that lie one after another; the note is that of the first. Behind
+ * each stand the keys for the receiver's other ports, where the comm has rails over them: then the entries are longer, and
+ * the mailbox is another one (MK_P2P_RAIL_MAIL_AT). */
 struct mk_p2p_mail {
     uint32_t count;
     uint32_t number; /* of this receive among those of its tag */
@@ -184,3 +211,25 @@ static inline bool mk_p2p_ring_room(const struct mk_p2p_ring *r, uint64_t positi
 #define MK_P2P_RECV_SIZE_AT MK_P2P_ALIGN(16u * MK_P2P_RECV_NOTES)
 #define MK_P2P_RECV_MAIL_AT MK_P2P_ALIGN(MK_P2P_RECV_SIZE_AT + 8u * MK_P2P_MAIL) /* staging */
 #define MK_P2P_RECV_EAGER_AT (MK_P2P_RECV_MAIL_AT + MK_P2P_MAIL * 128u)
+
+/* Behind the ring, where rails are offered: their flags and shadows, then a mailbox of long entries (on the receiver's side
+ * its staging). Places count from the ring's end. */
+#define MK_P2P_RAIL_BYTES MK_P2P_ALIGN(16u * MK_P2P_RAIL_NOTES)
+#define MK_P2P_RAIL_MAIL_AT ((MK_P2P_RAILS - 1) * MK_P2P_RAIL_BYTES)
+#define MK_P2P_RAIL_MAIL_BYTES(ports) (128u + 64u * ((ports)-1))
+#define MK_P2P_RAILS_BYTES (MK_P2P_RAIL_MAIL_AT + MK_P2P_MAIL * MK_P2P_RAIL_MAIL_BYTES(MK_P2P_RAILS))
+static_assert(sizeof(struct mk_net_key) == 64, "a key behind a mail entry");
+
+/* What rail `r` of `rails` carries of a message of `size` bytes: nearly equal parts of whole pages, none for the last ones
+ * if there are few. */
+struct mk_p2p_piece {
+    uint64_t off, len;
+};
+static inline struct mk_p2p_piece mk_p2p_piece(uint64_t size, unsigned rails, unsigned r)
+{
+    const uint64_t part = (size / rails + (size % rails != 0) + 4095u) & ~4095ull, off = part * r;
+    struct mk_p2p_piece p;
+    p.off = off < size ? off : size;
+    p.len = size - p.off < part ? size - p.off : part;
+    return p;
+}

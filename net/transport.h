@@ -73,6 +73,8 @@ struct mk_net_ops {
     const char *name;
     int (*open)(const struct mk_settings *s, struct mk_dev **out); /* UNSUPPORTED: not on this machine */
     void (*close)(struct mk_dev *dev);
+    /* Settings that open the n-th device of those that s asks for: UNSUPPORTED: there are fewer. NULL: one only. */
+    int (*nth)(const struct mk_settings *s, int nth, struct mk_settings *out);
     int (*conn_open)(struct mk_dev *dev, struct mk_net_addr *mine, struct mk_conn **out);
     int (*conn_connect)(struct mk_conn *c, const struct mk_net_addr *peer); /* AGAIN until connected */
     void (*conn_close)(struct mk_conn *c);                                  /* never waits for the peer */

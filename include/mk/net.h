@@ -59,6 +59,9 @@ struct mk_net_key {
 };
 
 int mk_engine_open(const struct mk_settings *s, struct mk_engine **out);
+/* Settings that open the n-th device (from 0: what s itself opens) of the transport that s names, in place of the first.
+ * UNSUPPORTED: there are fewer. */
+int mk_engine_nth(const struct mk_settings *s, int nth, struct mk_settings *out);
 void mk_engine_close(struct mk_engine *e); /* closes what is left: links, memory */
 const struct mk_caps *mk_engine_caps(const struct mk_engine *e);
 

@@ -13,6 +13,8 @@
  * key, size, tag} into a mailbox at the sender, and is then written straight into the posted buffer (one write; two if it
  * is shorter than what was posted). GPU memory is sent from and received into by the network alone: always so.
  *
+ * Between devices of several ports, or with MK_QPS, a message above MK_STRIPE is cut into pieces that go over all of them.
+ *
  * Nothing blocks. MK_ERR_AGAIN from connect, accept, send, recv: not now, call again. Close functions always work,
  * with requests pending and without the peer. A request is dead after test said done. */
 #pragma once
@@ -36,6 +38,7 @@ struct mk_p2p_info {
     char interface[32]; /* where the listeners are */
     char pci_path[256]; /* of that interface in sysfs; empty: none */
     uint64_t guid;
+    int port;           /* of the card that the guid names */
     int mbps;           /* of the network, as far as it is known */
     size_t max_message; /* of one send */
     const struct mk_caps *caps;
@@ -43,8 +46,15 @@ struct mk_p2p_info {
 
 /* Opens the network device that the settings ask for. */
 int mk_p2p_open(const struct mk_settings *s, struct mk_p2p **out);
+/* Settings that open another device of p's network: the n-th of those that s asks for (p: the first one). UNSUPPORTED:
+ * there are fewer. */
+int mk_p2p_nth(const struct mk_p2p *p, const struct mk_settings *s, int nth, struct mk_settings *out);
+/* The same of several ports, which its comms use together (rails): s[0] asks for the first, which answers for the device,
+ * and so on. */
+int mk_p2p_open_ports(const struct mk_settings *s, int n, struct mk_p2p **out);
 void mk_p2p_close(struct mk_p2p *p); /* closes all that is left; NULL allowed */
 void mk_p2p_get_info(const struct mk_p2p *p, struct mk_p2p_info *out);
+const struct mk_caps *mk_p2p_comm_caps(const struct mk_p2p_comm *c);
 
 int mk_p2p_listen(struct mk_p2p *p, uint8_t handle[MK_P2P_HANDLE], struct mk_p2p_listener **out);
 void mk_p2p_listen_close(struct mk_p2p_listener *l);

@@ -29,6 +29,9 @@
     X(ports, "MK_PORTS", STR, "", net, "ports that listeners may take, such as 50000-50999; unset: any")           \
     X(hca, "MK_HCA", STR, "", net, "RDMA devices for verbs, in NCCL_IB_HCA's syntax (prefix, =exact, ^not, :port); unset: NCCL_IB_HCA") \
     X(gid, "MK_GID", INT, "-1", net, "GID index of the RDMA port; -1: NCCL_IB_GID_INDEX, else the best")           \
+    X(devices, "MK_DEVICES", INT, "0", net, "network devices offered to NCCL, at most 16; 0: every port for verbs, one for other networks") \
+    X(qps, "MK_QPS", INT, "1", net, "connections (queue pairs) that two devices of NCCL have over each port, 1 to 8") \
+    X(stripe, "MK_STRIPE", SIZE, "128K", net, "messages of NCCL above this size are cut over all ports and connections") \
     X(ordered, "MK_ORDERED", BOOL, "0", net, "1: the network keeps the order of writes: flags by plain writes") \
     X(loop_gbps, "MK_LOOP_GBPS", GBPS, "0", net, "paces every link to this rate, on any transport; 0: not paced") \
     X(loop_us, "MK_LOOP_US", USEC, "0", net, "latency added by the loop transport")                          \

@@ -68,6 +68,14 @@ free_device:
     return ret;
 }
 
+/* Every opening makes one. */
+static int loop_nth(const struct mk_settings *s, int nth, struct mk_settings *out)
+{
+    (void)nth;
+    *out = *s;
+    return 0;
+}
+
 /* Moves the state of a ring by compare-and-swap: the other side may be leaving at the same time. */
 static void ring_leave(struct mk_loop_ring *r, uint64_t generation, enum mk_loop_ring_state mine,
                        enum mk_loop_ring_state theirs)
@@ -251,6 +259,7 @@ const struct mk_net_ops mk_loop_ops = {
     .name = "loop",
     .open = loop_open,
     .close = loop_close,
+    .nth = loop_nth,
     .conn_open = conn_open,
     .conn_connect = conn_connect,
     .conn_close = conn_close,

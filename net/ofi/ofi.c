@@ -457,6 +457,7 @@ const struct mk_net_ops mk_ofi_ops = {
     .name = "ofi",
     .open = ofi_open,
     .close = ofi_close,
+    .nth = mk_ofi_nth,
     .conn_open = conn_open,
     .conn_connect = conn_connect,
     .conn_close = conn_close,

@@ -124,7 +124,8 @@ struct mk_ofi_dev {
     bool broken_said;
 };
 
-/* ofi_provider.c: finds the provider that the settings ask for */
+/* ofi_provider.c: the n-th device; finds the provider that the settings ask for */
+int mk_ofi_nth(const struct mk_settings *s, int nth, struct mk_settings *out);
 int mk_ofi_choose(const struct mk_ofi_lib *lib, const struct mk_settings *s, struct fi_info **out,
                   bool *delivery);
 

@@ -119,6 +119,21 @@ static int try_provider(const struct mk_ofi_lib *lib, const struct mk_settings *
     return ret;
 }
 
+/* A device an interface; of the others one. */
+int mk_ofi_nth(const struct mk_settings *s, int nth, struct mk_settings *out)
+{
+    char name[IF_NAMESIZE];
+    *out = *s;
+    if (!by_address(s->ofi_provider))
+        return nth ? mk_fail_quiet(MK_ERR_UNSUPPORTED, "ofi: one device of provider %s is used",
+                                   s->ofi_provider)
+                   : 0;
+    const int ret = mk_ifname_nth(s, nth, name);
+    if (!ret)
+        snprintf(out->ifname, sizeof(out->ifname), "=%s", name);
+    return ret;
+}
+
 int mk_ofi_choose(const struct mk_ofi_lib *lib, const struct mk_settings *s, struct fi_info **out,
                   bool *delivery)
 {

@@ -277,6 +277,7 @@ const struct mk_net_ops mk_verbs_ops = {
     .name = "verbs",
     .open = verbs_open,
     .close = verbs_close,
+    .nth = mk_verbs_nth,
     .conn_open = mk_verbs_conn_open,
     .conn_connect = mk_verbs_conn_connect,
     .conn_close = mk_verbs_conn_close,

@@ -135,6 +135,7 @@ void mk_verbs_conn_close(struct mk_conn *conn);
 
 /* verbs_port.c: the device, port and GID to use; leaves ctx open */
 int mk_verbs_choose(const struct mk_settings *s, struct mk_verbs_dev *d);
+int mk_verbs_nth(const struct mk_settings *s, int nth, struct mk_settings *out);
 
 /* verbs_event.c: what the device says by itself. Bounded, without blocking. */
 void mk_verbs_events(struct mk_verbs_dev *d);

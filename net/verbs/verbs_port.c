@@ -123,7 +123,8 @@ static int try_port(struct mk_verbs_dev *d, const struct wish *w, uint8_t port)
     return 0;
 }
 
-static int try_device(struct mk_verbs_dev *d, const struct wish *w, struct ibv_device *dev)
+/* The port after `skip` of those that will do; skip counts down. */
+static int try_device(struct mk_verbs_dev *d, const struct wish *w, struct ibv_device *dev, int *skip)
 {
     struct ibv_device_attr attr;
     int ret = MK_ERR_UNSUPPORTED;
@@ -157,8 +158,9 @@ static int try_device(struct mk_verbs_dev *d, const struct wish *w, struct ibv_d
             continue;
         }
         ret = try_port(d, w, port);
-        if (!ret)
+        if (!ret && !(*skip)--)
             return 0;
+        ret = MK_ERR_UNSUPPORTED;
     }
     if (!attr.phys_port_cnt)
         mk_fail_quiet(ret, "verbs: %s has no port", d->name);
@@ -182,7 +184,7 @@ static void say(const struct mk_verbs_dev *d)
             d->gid_index, ip, 128u << d->mtu);
 }
 
-int mk_verbs_choose(const struct mk_settings *s, struct mk_verbs_dev *d)
+static int choose(const struct mk_settings *s, struct mk_verbs_dev *d, int skip)
 {
     struct wish w = {NULL, -1};
     int n = 0, ret = wish_of(s, &w);
@@ -193,10 +195,34 @@ int mk_verbs_choose(const struct mk_settings *s, struct mk_verbs_dev *d)
     if (!list || !n)
         mk_fail_quiet(ret, "verbs: no RDMA device here");
     for (int i = 0; list && i < n && ret; i++)
-        ret = try_device(d, &w, list[i]);
+        ret = try_device(d, &w, list[i], &skip);
     if (list)
         d->lib->free_device_list(list);
+    return ret;
+}
+
+int mk_verbs_choose(const struct mk_settings *s, struct mk_verbs_dev *d)
+{
+    const int ret = choose(s, d, 0);
     if (!ret)
         say(d);
+    return ret;
+}
+
+/* A device a port. */
+int mk_verbs_nth(const struct mk_settings *s, int nth, struct mk_settings *out)
+{
+    struct mk_verbs_dev *d = calloc(1, sizeof(*d));
+    if (!d)
+        return mk_fail(MK_ERR_NOMEM, "NET", "verbs: no memory for a device");
+    *out = *s;
+    int ret = mk_verbs_lib_get(&d->lib);
+    if (!ret)
+        ret = choose(s, d, nth);
+    if (!ret) {
+        snprintf(out->hca, sizeof(out->hca), "=%s:%u", d->name, d->port);
+        d->lib->close_device(d->ctx);
+    }
+    free(d);
     return ret;
 }

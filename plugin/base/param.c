@@ -166,6 +166,10 @@ int mk_settings_load(struct mk_settings *out, bool strict)
     }
     if (s.batch < 1 || s.batch > 8)
         return mk_fail_quiet(MK_ERR_INVALID, "setting MK_BATCH=%lld is not 1 to 8", (long long)s.batch);
+    if (s.devices < 0 || s.devices > 16)
+        return mk_fail_quiet(MK_ERR_INVALID, "setting MK_DEVICES=%lld is not 0 to 16", (long long)s.devices);
+    if (s.qps < 1 || s.qps > 8)
+        return mk_fail_quiet(MK_ERR_INVALID, "setting MK_QPS=%lld is not 1 to 8", (long long)s.qps);
     if (s.threads < 0 || s.threads > 1024)
         return mk_fail_quiet(MK_ERR_INVALID, "setting MK_THREADS=%lld is not 0 to 1024",
                              (long long)s.threads);

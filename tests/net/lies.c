@@ -340,7 +340,10 @@ static int false_goodbye(struct half *h)
     struct victim v;
     if (h->who) {
         CHECK_OK(half_join(h));
-        struct mk_put close = {.note = MK_P2P_RECV_LIFE, .use4 = 2, .value = 2, .id = MK_P2P_ID_CONTROL};
+        struct mk_put close = {.note = MK_P2P_RECV_LIFE,
+                               .use4 = MK_P2P_LIFE_CLOSED,
+                               .value = MK_P2P_LIFE_CLOSED,
+                               .id = MK_P2P_ID_CONTROL};
         CHECK_OK(put(h->rx, 0, 0, NULL, 0, MK_P2P_SEND_STOP));
         pthread_mutex_lock(&h->p->lock);
         const int ret = mk_p2p_put(h->tx, &close, 1);

@@ -82,7 +82,9 @@ int half_settings(struct half *h, const char *transport)
     setenv("MK_TIMEOUT", "10", 0);
     setenv("MK_LOG", "none", 0);
     const int ret = mk_settings_load(&h->s, true);
-    snprintf(h->s.net, sizeof(h->s.net), "%s", transport);
+    const char *ports = strchr(transport, ':');
+    h->ports = ports ? atoi(ports + 1) : 1;
+    snprintf(h->s.net, sizeof(h->s.net), "%.*s", (int)strcspn(transport, ":"), transport);
     snprintf(h->s.nic, sizeof(h->s.nic), "%s", nic_path);
     return ret;
 }
@@ -94,7 +96,7 @@ int transport_missing(const char *transport, const char *test)
     memset(&h, 0, sizeof(h));
     const pid_t child = fork(); /* the network is opened by children only */
     if (!child) {
-        const int ret = half_settings(&h, transport) || mk_p2p_open(&h.s, &h.p);
+        const int ret = half_settings(&h, transport) || half_open(&h);
         if (!ret)
             mk_p2p_close(h.p);
         else
@@ -144,7 +146,10 @@ int run_pair(const char *transport, int (*fn)(struct half *), int both)
 
 int half_open(struct half *h)
 {
-    return mk_p2p_open(&h->s, &h->p);
+    struct mk_settings s[MK_P2P_RAILS];
+    for (int i = 0; i < h->ports; i++)
+        s[i] = h->s;
+    return mk_p2p_open_ports(s, h->ports, &h->p);
 }
 
 int half_swap(struct half *h, const void *mine, void *theirs, size_t n)

@@ -29,6 +29,7 @@ enum { HALF_HOST = 0, HALF_GPU_SENDS = 1, HALF_GPU_RECEIVES = 2 };
 
 struct half {
     int who, fd;
+    int ports; /* of its device */
     struct mk_settings s;
     struct mk_p2p *p;
     struct mk_p2p_comm *tx, *rx;
@@ -44,7 +45,7 @@ bool half_is_gpu(void); /* then everything takes longer, on processors that have
 /* The address of these bytes for the product. */
 void *half_there(const void *p);
 
-/* fn returns 0 or 1; 0 if both did. `both` false: only process 0 has to. */
+/* fn returns 0 or 1; 0 if both did. `both` false: only process 0 has to. A transport's name may end in ":ports". */
 int run_pair(const char *transport, int (*fn)(struct half *), int both);
 /* 0, or 77 after a line that says why: this transport is not here. */
 int transport_missing(const char *transport, const char *test);

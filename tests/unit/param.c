@@ -48,6 +48,9 @@ static void malformed(void **state)
     expect("MK_WIRE", "fp32", 0);
     expect("MK_THREADS", "2x", MK_ERR_INVALID);
     expect("MK_BATCH", "9", MK_ERR_INVALID);
+    expect("MK_DEVICES", "17", MK_ERR_INVALID);
+    expect("MK_QPS", "0", MK_ERR_INVALID);
+    expect("MK_QPS", "9", MK_ERR_INVALID);
     expect("MK_NO_SUCH", "1", MK_ERR_INVALID);
 }
 
