@@ -21,8 +21,15 @@ void mk_nccl_log(mk_nccl_logger_fn log);
 void mk_nccl_open(mk_nccl_logger_fn log);
 /* One user less; the device is closed with the last one and the last comm. */
 void mk_nccl_close(void);
-/* The device, or NULL. info (NULL allowed): of it, valid as long as the process. */
-struct mk_p2p *mk_nccl_device(const struct mk_p2p_info **info);
+#define MK_NCCL_DEVICES 16
+#define MK_NCCL_NET_MAX_DEVS 8 /* that one is made of; 4 before v12 */
+/* How many devices there are, merged ones included. */
+int mk_nccl_count(void);
+/* A device, or NULL. info, of (NULL allowed): about it, and what it is made of: valid as long as the process. */
+struct mk_p2p *mk_nccl_device(int dev, const struct mk_p2p_info **info,
+                              const struct mk_nccl_vdevice_v12 **of);
+/* One device of several, whose messages go over all of them; the same list is the same device. */
+int mk_nccl_merge(int n, const int *devs, int *out);
 /* Listeners and comms that NCCL holds: +1, -1. */
 void mk_nccl_hold(int n);
 
@@ -40,6 +47,7 @@ int mk_nccl_iflush(void *recv_comm, int n, void **data, int *sizes, void **mhand
 int mk_nccl_test(void *request, int *done, int *sizes);
 int mk_nccl_close_comm(void *comm);
 int mk_nccl_close_listen(void *listen_comm);
+int mk_nccl_make_vdevice(int *dev, struct mk_nccl_vdevice *props); /* v9 to v11 */
 
 /* All of v12's properties; the older versions take what they have of them. */
 int mk_nccl_props(int dev, struct mk_nccl_net_props_v12 *props);
@@ -73,7 +81,8 @@ int mk_nccl_props(int dev, struct mk_nccl_net_props_v12 *props);
         MK_NCCL_PROPS_V8(to, from);                                                                          \
         (to)->forceFlush = (from)->forceFlush;                                                               \
         (to)->vProps.ndevs = (from)->vProps.ndevs;                                                           \
-        (to)->vProps.devs[0] = (from)->vProps.devs[0];                                                       \
+        for (int mk_i = 0; mk_i < 4; mk_i++)                                                                 \
+            (to)->vProps.devs[mk_i] = (from)->vProps.devs[mk_i];                                             \
         (to)->maxP2pBytes = (from)->maxP2pBytes;                                                             \
         (to)->maxCollBytes = (from)->maxCollBytes;                                                           \
     } while (0)

@@ -33,14 +33,15 @@ int mk_nccl_devices(int *ndev)
 {
     if (!ndev)
         return bad_argument("devices: no place for the number");
-    *ndev = mk_nccl_device(NULL) ? 1 : 0;
+    *ndev = mk_nccl_count();
     return MK_NCCL_SUCCESS;
 }
 
 int mk_nccl_props(int dev, struct mk_nccl_net_props_v12 *props)
 {
     const struct mk_p2p_info *i;
-    if (!mk_nccl_device(&i) || dev || !props)
+    const struct mk_nccl_vdevice_v12 *of;
+    if (!props || !mk_nccl_device(dev, &i, &of))
         return bad_argument("getProperties: no such device, or no place for the properties");
     memset(props, 0, sizeof(*props));
     props->name = (char *)i->name;
@@ -50,14 +51,13 @@ int mk_nccl_props(int dev, struct mk_nccl_net_props_v12 *props)
     props->regIsGlobal = 0;
     props->forceFlush = 0;
     props->speed = i->mbps;
-    props->port = 1;
+    props->port = i->port;
     props->latency = 0;
     props->maxComms = 1 << 16;
     props->maxRecvs = MK_P2P_RECVS;
     props->netDeviceType = MK_NCCL_NET_DEVICE_HOST;
     props->netDeviceVersion = 0;
-    props->vProps.ndevs = 1;
-    props->vProps.devs[0] = dev;
+    props->vProps = *of;
     props->maxP2pBytes = i->max_message;
     props->maxCollBytes = i->max_message;
     props->maxMultiRequestSize = 1;
@@ -66,13 +66,27 @@ int mk_nccl_props(int dev, struct mk_nccl_net_props_v12 *props)
     return MK_NCCL_SUCCESS;
 }
 
+static int make_vdevice_v12(int *dev, struct mk_nccl_vdevice_v12 *props)
+{
+    if (!dev || !props)
+        return bad_argument("makeVDevice: no list, or no place for the number");
+    return mk_nccl_merge(props->ndevs, props->devs, dev);
+}
+
+int mk_nccl_make_vdevice(int *dev, struct mk_nccl_vdevice *props)
+{
+    if (!dev || !props || props->ndevs > 4)
+        return bad_argument("makeVDevice: no list, a list longer than 4, or no place for the number");
+    return mk_nccl_merge(props->ndevs, props->devs, dev);
+}
+
 /* ---- connections ---- */
 
 int mk_nccl_listen(int dev, void *handle, void **listen_comm)
 {
-    struct mk_p2p *p = mk_nccl_device(NULL);
+    struct mk_p2p *p = mk_nccl_device(dev, NULL, NULL);
     struct mk_p2p_listener *l = NULL;
-    if (dev || !p || !handle || !listen_comm)
+    if (!p || !handle || !listen_comm)
         return bad_argument("listen: no such device, or no place for the handle");
     const int ret = mk_p2p_listen(p, handle, &l);
     if (ret)
@@ -84,9 +98,9 @@ int mk_nccl_listen(int dev, void *handle, void **listen_comm)
 
 int mk_nccl_connect(int dev, void *handle, void **send_comm)
 {
-    struct mk_p2p *p = mk_nccl_device(NULL);
+    struct mk_p2p *p = mk_nccl_device(dev, NULL, NULL);
     struct mk_p2p_comm *c = NULL;
-    if (dev || !p || !handle || !send_comm)
+    if (!p || !handle || !send_comm)
         return bad_argument("connect: no such device, or no handle");
     *send_comm = NULL;
     const int ret = mk_p2p_connect(p, handle, &c);
@@ -141,10 +155,10 @@ int mk_nccl_reg(void *comm, void *data, size_t size, int type, void **mhandle)
     if (!comm || !mhandle)
         return bad_argument("regMr: no comm, or no place for the handle");
     *mhandle = NULL;
-    const struct mk_p2p_info *i;
-    if (!mk_nccl_device(&i) || (type != MK_NCCL_PTR_HOST && type != MK_NCCL_PTR_CUDA))
+    const struct mk_caps *caps = mk_p2p_comm_caps(comm);
+    if ((type != MK_NCCL_PTR_HOST && type != MK_NCCL_PTR_CUDA))
         return bad_argument("regMr: neither host nor CUDA memory");
-    if (type == MK_NCCL_PTR_CUDA && !i->caps->gpu_memory)
+    if (type == MK_NCCL_PTR_CUDA && !caps->gpu_memory)
         return bad_argument("regMr: this device takes host memory only");
     const int ret = mk_p2p_reg(comm, data, size, &m);
     if (!ret && type == MK_NCCL_PTR_CUDA && !mk_p2p_on_gpu(m)) {
@@ -304,7 +318,7 @@ static int props_v11(int dev, struct mk_nccl_net_props_v11 *props)
     return MK_NCCL_SUCCESS;
 }
 
-/* Left out: dma-buf (no transport takes it yet), device offload, fusion of devices, hints. NCCL knows each as "not there". */
+/* Left out: dma-buf (no transport takes it yet), device offload, hints. NCCL knows each as "not there". */
 const struct mk_nccl_net_v12 ncclNetPlugin_v12 = {
     .name = MK_NCCL_NAME,
     .init = net_init,
@@ -325,7 +339,7 @@ const struct mk_nccl_net_v12 ncclNetPlugin_v12 = {
     .closeListen = mk_nccl_close_listen,
     .getDeviceMr = NULL,
     .irecvConsumed = NULL,
-    .makeVDevice = NULL,
+    .makeVDevice = make_vdevice_v12,
     .finalize = net_finalize,
     .setNetAttr = NULL,
 };
@@ -350,7 +364,7 @@ const struct mk_nccl_net_v11 ncclNetPlugin_v11 = {
     .closeListen = mk_nccl_close_listen,
     .getDeviceMr = NULL,
     .irecvConsumed = NULL,
-    .makeVDevice = NULL,
+    .makeVDevice = mk_nccl_make_vdevice,
     .finalize = net_finalize,
     .setNetAttr = NULL,
 };

@@ -128,7 +128,7 @@ const struct mk_nccl_net_v10 ncclNetPlugin_v10 = {
     .closeListen = mk_nccl_close_listen,
     .getDeviceMr = NULL,
     .irecvConsumed = NULL,
-    .makeVDevice = NULL,
+    .makeVDevice = mk_nccl_make_vdevice,
 };
 
 const struct mk_nccl_net_v9 ncclNetPlugin_v9 = {
@@ -151,7 +151,7 @@ const struct mk_nccl_net_v9 ncclNetPlugin_v9 = {
     .closeListen = mk_nccl_close_listen,
     .getDeviceMr = NULL,
     .irecvConsumed = NULL,
-    .makeVDevice = NULL,
+    .makeVDevice = mk_nccl_make_vdevice,
 };
 
 const struct mk_nccl_net_v8 ncclNetPlugin_v8 = {
