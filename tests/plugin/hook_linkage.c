@@ -103,6 +103,23 @@ static void late(const char *folder, const char *how)
     expect(what, address, MK_HOOK_ncclReduceScatter, plugin || preload);
 }
 
+/* One of NVIDIA's, by its name: its calls are its own. */
+static void left_alone(const char *folder)
+{
+    int (*call)(void), (*address)(void), (*chosen)(void);
+    char path[4096];
+    snprintf(path, sizeof(path), "%s/libcudnn_left.so", folder);
+    void *so = need(dlopen(path, RTLD_LAZY | RTLD_LOCAL), path);
+    *(void **)&call = need(dlsym(so, "left_direct"), "left_direct");
+    *(void **)&address = need(dlsym(so, "left_address"), "left_address");
+    *(void **)&chosen = need(dlsym(so, "left_chosen"), "left_chosen");
+    user_direct();
+    expect("NVIDIA's, call", call, MK_HOOK_ncclAllReduce, false);
+    expect("NVIDIA's, chosen function", chosen, MK_HOOK_cublasLtMatmul, false);
+    /* where the address is the program's stub, that leads to the hook */
+    expect("NVIDIA's, address", address, MK_HOOK_ncclReduceScatter, fixed && (plugin || preload));
+}
+
 static void looked_up(void)
 {
     struct mk_hook_stats s, t;
@@ -151,6 +168,7 @@ int main(int argc, char **argv)
     static const char *const hows[] = {"lazy", "partial", "now", "noplt"};
     for (int i = 0; i < 4; i++)
         late(argv[3], hows[i]);
+    left_alone(argv[3]);
     struct mk_hook_stats s;
     face->stats(&s);
     if (off && (s.sweeps || s.patched || face->mode() != MK_HOOK_OFF)) {
