@@ -68,7 +68,7 @@ void mk_learn_begin(struct mk_comm *comm, const struct mk_gemm_call *call, struc
 {
     struct mk_learn *l = comm->learn;
     struct mk_start_key key;
-    if (!l || call->part != MK_PART_FUSED)
+    if (!l || call->part != MK_PART_FUSED || comm->settings.comm_blocks)
         return;
     key_of(comm, call, &key);
     struct mk_learn_class *c = class_of(comm, &key);

@@ -323,9 +323,22 @@ int mk_plan_info(mk_comm_t comm, int64_t m, int64_t n, mk_dtype_t dtype, struct 
         (uint32_t)ar.grid.chunk_m * (uint32_t)ar.grid.chunk_n * elem,
         ar.blocks,
         ar.budget,
+        ar.budget + ar.max_helpers,
+        comm->learn && !comm->settings.comm_blocks,
         ar.latency,
     };
     *out = i;
+    return 0;
+}
+
+int mk_comm_set_comm_blocks(mk_comm_t comm, int blocks)
+{
+    const int ret = mk_comm_mine(comm);
+    if (ret || blocks < 0)
+        return ret ? ret : mk_fail_quiet(MK_ERR_INVALID, "%d blocks for communication", blocks);
+    pthread_mutex_lock(&comm->call_lock);
+    comm->settings.comm_blocks = blocks;
+    pthread_mutex_unlock(&comm->call_lock);
     return 0;
 }
 

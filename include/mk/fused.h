@@ -57,9 +57,14 @@ struct mk_plan_info {
     uint32_t tiles, chunks;  /* of C: tiles that this rank computes, chunks that the ranks share out */
     uint32_t chunk_bytes;    /* of a whole chunk on the wire */
     int blocks, comm_blocks; /* of the launch; of these, those that prefer communication */
+    int most_comm_blocks;    /* R: at most so many may */
+    bool controlled;         /* comm_blocks is what a launch begins with, and moves */
     bool latency;            /* the latency path: few rows, one node */
 };
 int mk_plan_info(mk_comm_t comm, int64_t m, int64_t n, mk_dtype_t dtype, struct mk_plan_info *out);
+/* Of the next calls: so many blocks prefer communication, as MK_COMM_BLOCKS says for all; 0: chosen. Each rank's own
+ * affair; not while a call is under way. */
+int mk_comm_set_comm_blocks(mk_comm_t comm, int blocks);
 /* Set-up helpers over the bootstrap, for timing all ranks at once and gathering their figures. */
 int mk_comm_barrier(mk_comm_t comm);
 int mk_comm_allgather(mk_comm_t comm, const void *send, void *recv, size_t bytes);

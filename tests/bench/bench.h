@@ -29,6 +29,7 @@ void bench_json_machine(struct mk_json *j);
 int bench_net(int argc, char **argv);
 int bench_gemm(int argc, char **argv); /* 77: no GPU here */
 int bench_gemm_ar(int argc, char **argv);
+int bench_controller(int argc, char **argv);
 int bench_plugin(int argc, char **argv);
 int bench_hook(int argc, char **argv);
 int bench_faces(int argc, char **argv);

@@ -35,22 +35,11 @@ static const char help[] =
     "  --cpu                on the CPU executor, to try this program out\n"
     "  --json FILE          written by rank 0\n";
 
-static bool list(void *to, const char *text)
-{
-    struct ar_list *l = to;
-    char copy[200], *save, *one;
-    snprintf(copy, sizeof(copy), "%s", text);
-    for (one = strtok_r(copy, ",", &save); one; one = strtok_r(NULL, ",", &save))
-        if (l->n == AR_LIST || !bench_real(one, 0, 1000, &l->v[l->n++]))
-            return false;
-    return l->n > 0;
-}
-
 static int parse(int argc, char **argv, struct ar_options *o)
 {
     const struct bench_option table[] = {
         BENCH_SHAPE_OPTIONS(&o->shapes),
-        {"ratio", BENCH_CALL, &o->ratios, 0, 0, list},
+        {"ratio", BENCH_CALL, &o->ratios, 0, 0, ar_list_of},
         {"link-gbps", BENCH_REAL, &o->gbps, 0.001, 1e6, NULL},
         {"link-latency-us", BENCH_REAL, &o->us, 0, 1e6, NULL},
         {"nodes", BENCH_INT, &o->nodes, 1, AR_NODES, NULL},
@@ -60,7 +49,7 @@ static int parse(int argc, char **argv, struct ar_options *o)
         {"calls", BENCH_INT, &o->calls, 1, 101, NULL},
         {"pairs", BENCH_INT, &o->pairs, 1, BENCH_SAMPLES, NULL},
         {"nccl", BENCH_TEXT, &o->nccl, 0, 0, NULL},
-        {"ctas", BENCH_CALL, &o->ctas, 0, 0, list},
+        {"ctas", BENCH_CALL, &o->ctas, 0, 0, ar_list_of},
         {"no-two", BENCH_FLAG, &o->no_two, 0, 0, NULL},
         {"check", BENCH_INT, &o->check, 0, 128, NULL},
         {"cpu", BENCH_FLAG, &o->cpu, 0, 0, NULL},
@@ -83,57 +72,6 @@ static int parse(int argc, char **argv, struct ar_options *o)
     return 0;
 }
 
-static int set_default(const char *name, const char *value)
-{
-    return setenv(name, value, 0);
-}
-
-/* Directory of this program and its name. */
-static bool self(char path[400], char **name)
-{
-    const ssize_t n = readlink("/proc/self/exe", path, 399);
-    if (n <= 0)
-        return false;
-    path[n] = 0;
-    *name = strrchr(path, '/') + 1;
-    return true;
-}
-
-/* Becomes mkrun, which starts this program again as the ranks. Returns only on a failure. */
-static int become_mkrun(const struct ar_options *o, int argc, char **argv)
-{
-    char path[400], mkrun[420], nodes[40], per_node[40], blocks[16], *name;
-    char **args = calloc((size_t)argc + 10, sizeof(*args));
-    int n = 0;
-    if (!args || !self(path, &name))
-        return MK_EXIT_FAILED;
-    snprintf(mkrun, sizeof(mkrun), "%.*smkrun", (int)(name - path), path);
-    snprintf(nodes, sizeof(nodes), "--nodes=%d", o->nodes ? o->nodes : 1);
-    snprintf(per_node, sizeof(per_node), "--ranks-per-node=%d", o->per_node ? o->per_node : 1);
-    snprintf(blocks, sizeof(blocks), "%d", o->blocks);
-    args[n++] = mkrun;
-    args[n++] = nodes;
-    args[n++] = per_node;
-    if (!o->cpu)
-        args[n++] = (char *)(uintptr_t) "--gpus-shared";
-    args[n++] = (char *)(uintptr_t) "--";
-    args[n++] = path;
-    for (int i = 0; i < argc; i++)
-        args[n++] = argv[i];
-    if (o->blocks)
-        setenv("MK_BLOCKS", blocks, 1); /* the census asks for as many */
-    set_default("MK_NET", "loop");
-    execv(mkrun, args);
-    mk_cli_say("%s cannot be run", mkrun);
-    return MK_EXIT_FAILED;
-}
-
-static bool is_rank(void)
-{
-    struct mk_settings s;
-    return mk_settings_load(&s, false) || s.rank >= 0 || mk_settings_launcher(&s);
-}
-
 static const char *const nccl_defaults[][2] = {
     {"NCCL_SOCKET_IFNAME", "lo"},       {"NCCL_MNNVL_ENABLE", "0"}, {"NCCL_NVLS_ENABLE", "0"},
     {"NCCL_COLLNET_ENABLE", "0"},       {"NCCL_PXN_DISABLE", "1"},  {"NCCL_IB_DISABLE", "1"},
@@ -149,14 +87,14 @@ static void nccl_environment(const struct ar_bench *b)
     if (mk_settings_load(&s, false) || (!s.shared_gpu && b->info.nnodes < 2))
         return;
     snprintf(host, sizeof(host), "mkbench-%d", s.shared_gpu ? b->rank : b->info.node);
-    set_default("NCCL_HOSTID", host);
+    ar_set_default("NCCL_HOSTID", host);
     for (size_t i = 0; i < sizeof(nccl_defaults) / sizeof(nccl_defaults[0]); i++)
-        set_default(nccl_defaults[i][0], nccl_defaults[i][1]);
-    if (!self(path, &name))
+        ar_set_default(nccl_defaults[i][0], nccl_defaults[i][1]);
+    if (!ar_self(path, &name))
         return;
     snprintf(plugin, sizeof(plugin), "%.*s../lib/libnccl-net-mkernel.so", (int)(name - path), path);
-    if (!access(plugin, R_OK) && !set_default("NCCL_NET_PLUGIN", plugin))
-        set_default("NCCL_NET", "mKernel"); /* so that silence cannot pass */
+    if (!access(plugin, R_OK) && !ar_set_default("NCCL_NET_PLUGIN", plugin))
+        ar_set_default("NCCL_NET", "mKernel"); /* so that silence cannot pass */
 }
 
 /* ---- cases ---- */
@@ -264,8 +202,8 @@ int bench_gemm_ar(int argc, char **argv)
     const int stop = parse(argc, argv, &o);
     if (stop)
         return stop - 1;
-    if ((o.nodes > 1 || o.per_node > 1) && !is_rank())
-        return become_mkrun(&o, argc, argv);
+    if ((o.nodes > 1 || o.per_node > 1) && !ar_is_rank())
+        return ar_become_mkrun(&o, argc, argv);
     if (o.cpu) {
         gpu_open_host();
     } else if (!gpu_open(&why) || !blas_open(&why)) {

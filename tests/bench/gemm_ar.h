@@ -5,7 +5,7 @@
  *   bench_gemm_ar.c   options, one case after the other     gemm_ar_job.c     ranks, communicators, operands
  *   gemm_ar_link.c    what the link alone holds             gemm_ar_check.c   a wrong result is never timed
  *   gemm_ar_run.c     variants and their samples            gemm_ar_two.c     NCCL, two streams at their best
- *   gemm_ar_report.c  tables and JSON
+ *   gemm_ar_report.c  tables and JSON                  gemm_ar_ranks.c   the start
  *
  * A case is a shape over a link. Functions that return int: 0, or non-zero after a message. All are collective. */
 #pragma once
@@ -84,6 +84,14 @@ struct ar_result {
     int tried;                               /* two streams: variants */
     struct ar_two two;
 };
+
+/* ranks.c */
+bool ar_list_of(void *to, const char *text); /* for BENCH_CALL; to: struct ar_list * */
+int ar_set_default(const char *name, const char *value);
+bool ar_self(char path[400], char **name);
+/* Becomes mkrun, which starts this program again as the ranks. Returns only on a failure. */
+int ar_become_mkrun(const struct ar_options *o, int argc, char **argv);
+bool ar_is_rank(void);
 
 /* job.c */
 int ar_start(struct ar_bench *b);

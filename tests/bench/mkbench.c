@@ -9,8 +9,10 @@ static const struct {
     const char *name;
     int (*run)(int argc, char **argv);
 } commands[] = {
-    {"net", bench_net},       {"gemm", bench_gemm}, {"gemm_ar", bench_gemm_ar},
-    {"plugin", bench_plugin}, {"hook", bench_hook}, {"faces", bench_faces},
+    {"net", bench_net},         {"gemm", bench_gemm},
+    {"gemm_ar", bench_gemm_ar}, {"controller", bench_controller},
+    {"plugin", bench_plugin},   {"hook", bench_hook},
+    {"faces", bench_faces},
 };
 
 static const char help[] =
@@ -20,7 +22,8 @@ static const char help[] =
     "  hook    what interception costs a call that is passed on (mkbench hook --help)\n"
     "  faces   what NCCL's profiler and tuner plugins cost a call (mkbench faces --help)\n"
     "  gemm    the GPU GEMM kernels against cuBLAS (mkbench gemm --help)\n"
-    "  gemm_ar fused GEMM+AllReduce on GPUs against cuBLAS then NCCL (mkbench gemm_ar --help)\n";
+    "  gemm_ar fused GEMM+AllReduce on GPUs against cuBLAS then NCCL (mkbench gemm_ar --help)\n"
+    "  controller  its controller against every fixed split of the blocks (mkbench controller --help)\n";
 
 int main(int argc, char **argv)
 {
