@@ -347,7 +347,7 @@ static int late_acceptor(struct half *h)
     struct mk_p2p_comm *tx = NULL, *rx = NULL;
     struct traffic t = {NULL, 300};
     uint8_t mine[MK_P2P_HANDLE] = {0}, theirs[MK_P2P_HANDLE];
-    const uint64_t end = mk_time_ns() + 40000000000ull;
+    const uint64_t end = mk_time_ns() + 90000000000ull;
     int ret = MK_ERR_AGAIN;
     bool kept = false;
     char byte = 'k';
