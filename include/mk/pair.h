@@ -271,8 +271,8 @@ struct mk_pair_options {
 
 int mk_pair_create(const struct mk_pair_options *options, struct mk_pair **out);
 void mk_pair_destroy(struct mk_pair *p); /* NULL is allowed */
-/* Not thread safe: the caller locks. INVALID: an event that cannot be; nothing has changed. Otherwise 0, also where what
- * is decided is to fail. */
+/* Not thread safe: the caller locks. INVALID: an event that cannot be, NOMEM: one that could not be taken in (COMM_NEW,
+ * COMM_ID, GROUP_START); nothing has changed. Otherwise 0, also where what is decided is to fail. */
 int mk_pair_step(struct mk_pair *p, const struct mk_pair_event *e, struct mk_pair_out *out);
 
 struct mk_pair_comm_facts {

@@ -33,3 +33,4 @@ int bench_controller(int argc, char **argv);
 int bench_plugin(int argc, char **argv);
 int bench_hook(int argc, char **argv);
 int bench_faces(int argc, char **argv);
+int bench_pair(int argc, char **argv);

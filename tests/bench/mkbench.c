@@ -12,7 +12,7 @@ static const struct {
     {"net", bench_net},         {"gemm", bench_gemm},
     {"gemm_ar", bench_gemm_ar}, {"controller", bench_controller},
     {"plugin", bench_plugin},   {"hook", bench_hook},
-    {"faces", bench_faces},
+    {"faces", bench_faces},     {"pair", bench_pair},
 };
 
 static const char help[] =
@@ -21,6 +21,7 @@ static const char help[] =
     "  plugin  NCCL net plugins against each other and raw libfabric (mkbench plugin --help)\n"
     "  hook    what interception costs a call that is passed on (mkbench hook --help)\n"
     "  faces   what NCCL's profiler and tuner plugins cost a call (mkbench faces --help)\n"
+    "  pair    what the pair recogniser costs an event (mkbench pair --help)\n"
     "  gemm    the GPU GEMM kernels against cuBLAS (mkbench gemm --help)\n"
     "  gemm_ar fused GEMM+AllReduce on GPUs against cuBLAS then NCCL (mkbench gemm_ar --help)\n"
     "  controller  its controller against every fixed split of the blocks (mkbench controller --help)\n";

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
 /* The pair recogniser (mk/pair.h): event lists, and random programs with an oracle. `pair model N`: N programs. Built with
- * MK_PAIR_MUTABLE: each mutation must be caught. */
+ * MK_PAIR_MUTABLE: its memory, and each mutation must be caught. */
 #include "tests/unit/pair_help.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -77,7 +77,7 @@ static int noticed(int mutant)
 int main(void)
 {
     static const char *const who[] = {"something went wrong", "nobody", "a list", "the model"};
-    int bad = 0;
+    int bad = pair_memory();
     for (size_t i = 0; i < sizeof(mutants) / sizeof(mutants[0]); i++) {
         const int n = noticed(mutants[i].n);
         printf("%d, without \"%s\": noticed by %s\n", mutants[i].n, mutants[i].what, who[n + 1]);

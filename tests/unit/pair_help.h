@@ -117,3 +117,4 @@ int pair_rules_comm(void);
 int pair_rules_life(void);
 int pair_hostile(void);
 int pair_model(unsigned runs);
+int pair_memory(void);
