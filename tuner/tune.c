@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OFFERS = 4, LINES = 64 };
+enum { OFFERS = 4, LINES = 64, CONSIDER = 512 };
 #define RULES 1 /* changes with what a table makes of an operation */
 #define CHANNEL_BYTES                                                                                        \
     (64u << 10) /* of a collective under a cap; NCCL itself gives a channel at least half of that */
@@ -30,7 +30,9 @@ struct mk_tune {
     uint16_t left[MK_TUNE_ENTRIES];       /* calls of a trial that are left */
     uint64_t said[MK_COLL_ALLREDUCE + 1]; /* size classes of which a line was logged */
     int lines;
-    bool lost; /* the outcome of an agreement is unknown: said */
+    uint32_t asked;    /* operations, modulo 2^32 */
+    uint64_t proposal; /* id of the last one that was logged */
+    bool lost;         /* the outcome of an agreement is unknown: said */
 };
 
 static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -277,8 +279,54 @@ static void switch_to(struct mk_tune *t, uint64_t id)
                 (unsigned long long)t->facts.comm_id);
 }
 
+/* ---- proposals ---- */
+
+bool mk_tune_consider(struct mk_tune *t, uint32_t cap, bool trial, struct mk_tune_table *out)
+{
+    enum { MOST = 128 };
+    struct mk_profile *p = mk_profile_of_process();
+    struct mk_profile_comm *c = t->facts.comm_id ? mk_profile_find(p, t->facts.comm_id, -1) : NULL;
+    struct mk_tune_sample *s = c ? malloc(MOST * sizeof(*s)) : NULL;
+    if (!s)
+        return false;
+    const int n = mk_tune_samples(p, c, s, MOST);
+    struct mk_tune_table now;
+    pthread_mutex_lock(&t->lock);
+    const struct offer *o = find(t, t->in_force);
+    const bool some = o != NULL;
+    if (o)
+        now = o->table;
+    pthread_mutex_unlock(&t->lock);
+    const bool news = mk_tune_build(&t->facts, some ? &now : NULL, s, n, cap, trial, out);
+    free(s);
+    return news;
+}
+
+static void log_proposal(struct mk_tune *t)
+{
+    struct mk_tune_table table;
+    if (!mk_tune_consider(t, 0, true, &table) || mk_tune_id(&table) == t->proposal)
+        return;
+    t->proposal = mk_tune_id(&table);
+    for (uint32_t i = 0; i < table.count && t->lines < LINES; i++, t->lines++) {
+        const struct mk_tune_entry *e = &table.entry[i];
+        const bool whole = e->algo != MK_NAME_UNKNOWN;
+        MK_INFO("TUNER",
+                "communicator %016llx: would propose for %s of 2^%d to 2^%d bytes: %s %s, %d channels (0: "
+                "NCCL's)%s",
+                (unsigned long long)t->facts.comm_id, mk_name_of(MK_NAMES_COLL, e->coll), e->from, e->to + 1,
+                whole ? mk_name_of(MK_NAMES_ALGO, e->algo) : "NCCL's algorithm",
+                whole ? mk_name_of(MK_NAMES_PROTO, e->proto) : "and protocol", e->channels,
+                e->uses ? ", to be measured" : "");
+    }
+}
+
+/* ---- an operation, from NCCL ---- */
+
 void mk_tune_next(struct mk_tune *t, const struct mk_tune_ask *ask, struct mk_tune_answer *a)
 {
+    if (t->mode == MK_TUNE_OBSERVE && ++t->asked % CONSIDER == 0)
+        log_proposal(t);
     uint64_t id = t->in_force;
     a->algo = a->proto = -1;
     a->channels = 0;

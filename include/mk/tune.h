@@ -82,6 +82,8 @@ bool mk_tune_build(const struct mk_tune_facts *f, const struct mk_tune_table *no
 /* ---- a communicator ---- */
 
 struct mk_tune;
+/* OBSERVE logs what it would do (INFO): every 512 operations what it would propose from this process's profile, if there is
+ * one; and what an agreed table would change. */
 enum mk_tune_mode { MK_TUNE_OBSERVE, MK_TUNE_ON };
 int mk_tune_open(const struct mk_tune_facts *f, enum mk_tune_mode mode, struct mk_tune **out);
 void mk_tune_close(struct mk_tune *t);
@@ -103,6 +105,9 @@ void mk_tune_set_turn(struct mk_tune *t, const struct mk_tune_turn *turn); /* be
 uint64_t mk_tune_offer(struct mk_tune *t, const struct mk_tune_table *table);
 void mk_tune_drop(struct mk_tune *t, uint64_t id);
 bool mk_tune_has(struct mk_tune *t, uint64_t id);
+/* The table that rank 0 would propose now: mk_tune_build from the process's profile of this communicator and the table in
+ * force, which the result replaces. false: nothing is profiled, or nothing new came out. Takes some ten microseconds. */
+bool mk_tune_consider(struct mk_tune *t, uint32_t cap, bool trial, struct mk_tune_table *out);
 /* Called in every mk_tune_open from now on, before the first operation: who carries agreements hooks in here. NULL: nobody. */
 void mk_tune_on_open(void (*opened)(void *ctx, struct mk_tune *t), void *ctx);
 

@@ -50,12 +50,22 @@ static const char *rate_text(double rate, char text[24])
     return text;
 }
 
+/* What the program called its communicator, in a table's cell. */
+static const char *name_text(const char *name, char text[32])
+{
+    snprintf(text, 32, "%.31s", *name ? name : "-");
+    for (char *c = text; *c; c++)
+        if (*c == '|' || (unsigned char)*c < 32 || *c == 127)
+            *c = '?';
+    return text;
+}
+
 static void row(struct mk_table *t, const struct mk_profile_row *r)
 {
     const struct mk_kind *k = &r->k;
     const struct figures f = figures_of(r);
-    char size[32], median[24] = "-", p95[24] = "-", alg[24], bus[24], over[24] = "-", ctas[12] = "-",
-                   of[12] = "?";
+    char size[32], name[32], median[24] = "-", p95[24] = "-", alg[24], bus[24], over[24] = "-",
+                             ctas[12] = "-", of[12] = "?";
     if (k->timed) {
         mk_table_time(f.median, median);
         mk_table_time(f.p95, p95);
@@ -66,12 +76,13 @@ static void row(struct mk_table *t, const struct mk_profile_row *r)
         snprintf(ctas, sizeof(ctas), "%d", k->channels);
     if (r->nranks)
         snprintf(of, sizeof(of), "%d", r->nranks);
-    mk_table_row(t, "%s|%s|%s|%d of %s|%s|%s|%s|%llu|%llu|%s|%s|%s|%s|%s%s",
+    mk_table_row(t, "%s|%s|%s|%s|%d of %s|%s|%s|%s|%llu|%llu|%s|%s|%s|%s|%s%s",
                  mk_name_of(MK_NAMES_COLL, k->coll), size_text(f.bytes, k->bytes_min == k->bytes_max, size),
-                 mk_name_of(MK_NAMES_DTYPE, k->dtype), r->ranks, of, mk_name_of(MK_NAMES_ALGO, k->algo),
-                 mk_name_of(MK_NAMES_PROTO, k->proto), ctas, (unsigned long long)k->calls,
-                 (unsigned long long)k->timed, median, p95, rate_text(f.algbw, alg), rate_text(f.busbw, bus),
-                 over, k->gpu_clock || !k->timed ? "" : " *");
+                 mk_name_of(MK_NAMES_DTYPE, k->dtype), name_text(r->name, name), r->ranks, of,
+                 mk_name_of(MK_NAMES_ALGO, k->algo), mk_name_of(MK_NAMES_PROTO, k->proto), ctas,
+                 (unsigned long long)k->calls, (unsigned long long)k->timed, median, p95,
+                 rate_text(f.algbw, alg), rate_text(f.busbw, bus), over,
+                 k->gpu_clock || !k->timed ? "" : " *");
 }
 
 static void notes(const struct mk_profile_sum *s)
@@ -105,9 +116,9 @@ static void notes(const struct mk_profile_sum *s)
 
 static int print(const struct mk_profile_sum *s)
 {
-    struct mk_table *t =
-        mk_table_new("collective|>size|type|ranks|algorithm|protocol|>CTAs|>calls|>timed|>median|"
-                     ">p95|>algbw|>busbw|>overlapped");
+    struct mk_table *t = mk_table_new(
+        "collective|>size|type|communicator|ranks|algorithm|protocol|>CTAs|>calls|>timed|>median|"
+        ">p95|>algbw|>busbw|>overlapped");
     for (int i = 0; i < s->n; i++)
         row(t, &s->row[i]);
     const int ret = mk_table_print(t, stdout);
@@ -138,6 +149,7 @@ static void json_row(struct mk_json *j, const struct mk_profile_row *r)
     mk_json_real(j, "bytes", f.bytes);
     mk_json_real(j, "bytes_min", (double)k->bytes_min);
     mk_json_real(j, "bytes_max", (double)k->bytes_max);
+    mk_json_text(j, "communicator", r->name);
     mk_json_int(j, "nranks", r->nranks);
     mk_json_int(j, "nnodes", r->nnodes);
     mk_json_int(j, "ranks", r->ranks);

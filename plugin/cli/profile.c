@@ -105,7 +105,8 @@ static const char *read_comm(const struct mk_json_value *c, struct reading *r)
     const struct mk_json_value *kinds = get(c, "kinds");
     uint64_t no_room, collectives;
     int nranks, nnodes, rank;
-    if (!mk_json_string(get(c, "id")) || !mk_json_i32(get(c, "rank"), &rank) ||
+    const char *called = mk_json_string(get(c, "name"));
+    if (!called || !mk_json_string(get(c, "id")) || !mk_json_i32(get(c, "rank"), &rank) ||
         !mk_json_i32(get(c, "ranks"), &nranks) || !mk_json_i32(get(c, "nodes"), &nnodes) || nranks < 0 ||
         nnodes < 0 || rank < -1 || (nranks && rank >= nranks))
         return "a communicator without its identity";
@@ -123,6 +124,7 @@ static const char *read_comm(const struct mk_json_value *c, struct reading *r)
         row->nranks = nranks;
         row->nnodes = nnodes;
         row->ranks = 1;
+        snprintf(row->name, sizeof(row->name), "%s", called);
     }
     return NULL;
 }
@@ -158,9 +160,10 @@ static int compare(const void *x, const void *y)
 {
     const struct mk_profile_row *a = x, *b = y;
     const int by[][2] = {
-        {a->k.coll, b->k.coll},   {a->k.dtype, b->k.dtype},       {a->k.size_class, b->k.size_class},
-        {a->nranks, b->nranks},   {a->nnodes, b->nnodes},         {a->k.algo, b->k.algo},
-        {a->k.proto, b->k.proto}, {a->k.channels, b->k.channels}, {a->k.gpu_clock, b->k.gpu_clock}};
+        {a->k.coll, b->k.coll},          {a->k.dtype, b->k.dtype}, {a->k.size_class, b->k.size_class},
+        {a->nranks, b->nranks},          {a->nnodes, b->nnodes},   {strcmp(a->name, b->name), 0},
+        {a->k.algo, b->k.algo},          {a->k.proto, b->k.proto}, {a->k.channels, b->k.channels},
+        {a->k.gpu_clock, b->k.gpu_clock}};
     for (size_t i = 0; i < sizeof(by) / sizeof(by[0]); i++)
         if (by[i][0] != by[i][1])
             return by[i][0] < by[i][1] ? -1 : 1;

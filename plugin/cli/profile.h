@@ -7,10 +7,11 @@
 struct mk_profile_row {
     struct mk_kind k;   /* sums over the ranks */
     int nranks, nnodes; /* of its communicators; 0: not known */
+    char name[64];      /* of the communicators, as the program called them */
     int ranks;          /* that have it; a rank counts once a communicator */
 };
 struct mk_profile_sum {
-    struct mk_profile_row *row; /* sorted: collective, type, size, ranks, then the rest */
+    struct mk_profile_row *row; /* sorted: collective, type, size, ranks, name, then the rest */
     int n, room;
     int files, communicators;
     uint64_t no_room, forgotten; /* calls and communicators for which a table had no place */

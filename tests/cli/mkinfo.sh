@@ -91,7 +91,7 @@ test_profile() {
     want_rc 0
     [ ! -s err ] || fail "something on stderr"
     # bucket 216 is 98304 to 102399 ns, its middle 100352: 1 MiB / 100.352 us = 10.45 GB/s, x 2 * 3 / 4
-    want_in out '^AllReduce  *1 MiB  *bfloat16  *2 of 4  *RING  *SIMPLE  *8  *200  *100  *100.4 us  *100.4 us  *10.45  *15.67  *25 %$'
+    want_in out '^AllReduce  *1 MiB  *bfloat16  *tp  *2 of 4  *RING  *SIMPLE  *8  *200  *100  *100.4 us  *100.4 us  *10.45  *15.67  *25 %$'
     want_in out '^2 files, 2 communicators, 200 collectives; the profile took at most 0.2 %'
     run --json j --profile a b
     want_rc 0
@@ -99,6 +99,11 @@ test_profile() {
     want_in j '"busbw_gbytes": 15.67'
     want_in j '"median_us": 100.352'
     want_in j '"overlapped": 0.25'
+    sed 's/"name": "tp"/"name": "d|p"/; s/"pid": 0/"pid": 7/' a >c
+    run --profile a b c
+    want_rc 0
+    want_in out '^AllReduce .* tp  *2 of 4 '
+    want_in out '^AllReduce .* d?p  *1 of 4 '
     head -c 500 a >cut
     run --profile a cut
     want_rc 2

@@ -175,25 +175,31 @@ static int threads_run(int version)
     return ret;
 }
 
-/* A child of the profiled process uses and ends everything; nothing of it is to be seen. */
+/* A child of the profiled process uses and ends everything, after its parent has written: nothing of it is to be seen. */
 static int fork_run(int version)
 {
     struct prof p;
-    int mask = -1, status = 0;
-    if (!prof_open(&p, load(), version, 9, 0, 4, &mask))
+    int mask = -1, status = 0, go[2];
+    char c;
+    if (pipe(go) || !prof_open(&p, load(), version, 9, 0, 4, &mask))
         return 1;
     prof_run(&p, prof_enqueue(&p, &all_gather), 2, 100, 200, getpid());
     const pid_t child = fork();
     if (!child) {
+        close(go[1]);
+        if (read(go[0], &c, 1) != 0) /* the end of the pipe */
+            exit(1);
         for (int i = 0; i < 50; i++)
             prof_run(&p, prof_enqueue(&p, &all_gather), 2, 100, 200, getpid());
         prof_close(&p);
         exit(result(&p));
     }
-    if (child < 0 || waitpid(child, &status, 0) != child)
-        return 1;
     prof_close(&p);
-    return result(&p) | (status != 0);
+    close(go[1]);
+    if (child < 0 || waitpid(child, &status, 0) != child)
+        status = -1;
+    fflush(stdout);
+    _exit(result(&p) | (status != 0)); /* without writing once more */
 }
 
 /* Without the setting, and with a wrong one: idle, no file. */

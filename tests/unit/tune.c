@@ -3,6 +3,7 @@
 /* The tuner (tuner/tune.c, model.c, budget.c): what a table makes of NCCL's costs, tables that make no sense, what becomes an
  * entry, the model, the budget. That ranks agree is tests/unit/tune_ranks.c. */
 #include "mk/err.h"
+#include "mk/log.h"
 #include "mk/tune.h"
 #include <float.h>
 #include <math.h>
@@ -115,7 +116,7 @@ static void applies(void **state)
     assert_true(nothing(&a));
     mk_tune_next(t, &wilder, &a);
     assert_true(nothing(&a) && !memcmp(c, before, sizeof(c)));
-    in_force = mk_tune_offer(t, &few); /* a trial of two calls */
+    const uint64_t trial = in_force = mk_tune_offer(t, &few); /* of two calls */
     for (int i = 0; i < 4; i++) {
         a = ask(t, 1 << 20, c);
         assert_int_equal(a.algo, -1);
@@ -124,7 +125,7 @@ static void applies(void **state)
     verdict = MK_ERR_PEER; /* what was in force stays, whatever is said */
     in_force = id;
     a = ask(t, 1 << 20, c);
-    assert_true(nothing(&a) && a.id != id);
+    assert_true(nothing(&a) && a.id == trial);
     mk_tune_close(t);
     mk_tune_close(NULL);
 }
@@ -399,6 +400,70 @@ static void trials(void **state)
     assert_false(mk_tune_build(&f, NULL, s, 1, 0, true, &t));
 }
 
+static uint64_t now;
+static uint64_t look(void)
+{
+    return now += 10;
+}
+static int lines;
+static char line[300];
+static void sink(enum mk_log_level level, const char *subsys, const char *text)
+{
+    (void)level, (void)subsys;
+    lines++;
+    snprintf(line, sizeof(line), "%s", text);
+}
+
+/* An observer says what it would propose from the process's profile, once, and changes nothing. */
+static void considers(void **state)
+{
+    struct mk_profile_event e = {.coll = MK_COLL_ALLREDUCE,
+                                 .dtype = 9,
+                                 .algo = MK_ALGO_TREE,
+                                 .proto = 2,
+                                 .channels = 1,
+                                 .exact = true,
+                                 .count = 1 << 19};
+    const struct mk_profile_who who = {1, 0, 8, 2, NULL, 5, 1, 1};
+    struct mk_tune *t = opened(MK_TUNE_OBSERVE), *u = opened(MK_TUNE_ON);
+    struct mk_tune_table table;
+    struct mk_profile *p;
+    float c[A * P];
+    int mask;
+    (void)state;
+    assert_false(mk_tune_consider(t, 0, true, &table)); /* nothing is profiled */
+    now = 1;
+    assert_int_equal(mk_profile_open("", look, &p), 0);
+    struct mk_profile_comm *comm = mk_profile_join(p, &who, &mask);
+    mk_profile_set_process(p);
+    for (uint64_t i = 0; i < 100; i++) { /* a ring takes half of the time */
+        e.algo = i < 60 ? MK_ALGO_TREE : MK_ALGO_RING;
+        const uint64_t h = mk_profile_begin(p, comm, &e), start = 1000000 * (i + 1);
+        mk_profile_stop(p, h);
+        const uint64_t r = mk_profile_run(p, h, start);
+        mk_profile_timer(p, r, start + (i < 60 ? 100000 : 50000) + 100 * (i % 10));
+        mk_profile_stop(p, r);
+    }
+    assert_true(mk_tune_consider(u, 0, false, &table));
+    assert_int_equal(table.count, 1);
+    assert_int_equal(table.entry[0].algo, MK_ALGO_RING);
+    mk_log_set_sink(sink);
+    lines = 0;
+    for (int i = 0; i < 2000; i++) {
+        costs(c);
+        const struct mk_tune_answer a = ask(t, 1 << 20, c), b = ask(u, 1 << 20, c);
+        assert_true(nothing(&a) && nothing(&b));
+    }
+    mk_log_set_sink(NULL);
+    assert_int_equal(lines, 1);
+    assert_non_null(
+        strstr(line, "would propose for AllReduce of 2^20 to 2^21 bytes: RING SIMPLE, 1 channels"));
+    mk_profile_set_process(NULL);
+    mk_profile_close(p);
+    mk_tune_close(t);
+    mk_tune_close(u);
+}
+
 static void from_profiles(void **state)
 {
     struct mk_kind k;
@@ -427,9 +492,10 @@ static void from_profiles(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(applies), cmocka_unit_test(observes), cmocka_unit_test(left_alone),
-        cmocka_unit_test(caps),    cmocka_unit_test(offers),   cmocka_unit_test(model),
-        cmocka_unit_test(builds),  cmocka_unit_test(trials),   cmocka_unit_test(from_profiles),
+        cmocka_unit_test(applies),   cmocka_unit_test(observes), cmocka_unit_test(left_alone),
+        cmocka_unit_test(caps),      cmocka_unit_test(offers),   cmocka_unit_test(model),
+        cmocka_unit_test(builds),    cmocka_unit_test(trials),   cmocka_unit_test(from_profiles),
+        cmocka_unit_test(considers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
