@@ -245,10 +245,17 @@ static int comm_id(struct mk_pair *p, const struct mk_pair_event *e)
     if (!e->u.comm.nranks || e->u.comm.rank >= e->u.comm.nranks)
         return MK_ERR_INVALID;
     if (!id) {
-        if (!mk_pair_grow((void **)&p->ids, &p->id_cap, p->nids, sizeof(*p->ids)) ||
-            !mk_pair_map_put(&p->id_map, mk_pair_hash(e->u.comm.id, e->u.comm.rank), p->nids))
+        uint32_t i = 0;
+        while (i < p->nids && !(p->ids[i].tied && !mk_pair_comm_of(p, p->ids[i].comm)))
+            i++; /* one whose communicator has ended makes room */
+        if (i == p->nids && !mk_pair_grow((void **)&p->ids, &p->id_cap, p->nids, sizeof(*p->ids)))
             return MK_ERR_NOMEM;
-        id = &p->ids[p->nids++];
+        if (i < p->nids)
+            mk_pair_map_drop(&p->id_map, mk_pair_hash(p->ids[i].id, p->ids[i].rank));
+        if (!mk_pair_map_put(&p->id_map, mk_pair_hash(e->u.comm.id, e->u.comm.rank), i))
+            return MK_ERR_NOMEM; /* the map does not grow where one was dropped */
+        p->nids += i == p->nids;
+        id = &p->ids[i];
     }
     memset(id, 0, sizeof(*id));
     id->id = e->u.comm.id;
