@@ -327,7 +327,8 @@ static void learn(struct mk_profile_comm *c, const struct mk_profile_event *e)
 
 uint64_t mk_profile_begin(struct mk_profile *p, struct mk_profile_comm *c, const struct mk_profile_event *e)
 {
-    if (profile_off(p) || !c)
+    /* off: graphs that were captured before go on asking */
+    if (profile_off(p) || !c || __atomic_load_n(&p->level, __ATOMIC_RELAXED) == MK_PROFILE_OFF)
         return 0;
     const uint64_t begin = measure(p), now = p->clock();
     const uint64_t bytes = mk_coll_bytes(e->coll, e->count, mk_dtype_bytes(e->dtype), c->who.nranks);
@@ -356,7 +357,7 @@ uint64_t mk_profile_begin(struct mk_profile *p, struct mk_profile_comm *c, const
     return handle;
 }
 
-uint64_t mk_profile_run(struct mk_profile *p, uint64_t parent, uint64_t timer)
+uint64_t mk_profile_run(struct mk_profile *p, uint64_t parent, int channel, uint64_t timer)
 {
     struct mk_profile_comm *c;
     if (profile_off(p) || (parent & 3) != COLL)
@@ -366,11 +367,11 @@ uint64_t mk_profile_run(struct mk_profile *p, uint64_t parent, uint64_t timer)
     if (!op)
         return 0;
     const uint64_t at = c->who.table >= 4 ? timer : p->clock();
-    /* all that began has ended, and this begins later: a captured collective that runs again */
-    if (op->starts && op->starts == op->stops && at > op->stop && !op->exact)
+    const uint64_t bit = channel < 0 ? 0 : 1ull << channel % 64;
+    /* a captured collective that runs again */
+    if (channel < 0 ? op->starts && op->starts == op->stops && at > op->stop : (op->seen & bit) != 0)
         profile_fold_run(p, c, op);
-    else if (op->exact && op->starts >= op->expected)
-        profile_fold_run(p, c, op);
+    op->seen |= bit;
     if (!op->starts || at < op->start)
         op->start = at;
     op->starts++;

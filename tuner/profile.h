@@ -20,6 +20,7 @@ struct profile_op {
     bool exact, enqueuing;
     uint32_t starts, stops, timers; /* of channels, in this run */
     uint64_t host_begin, start, stop;
+    uint64_t seen; /* channels, in this run */
 };
 
 struct mk_profile_comm {

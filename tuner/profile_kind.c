@@ -122,8 +122,7 @@ void profile_fold_run(struct mk_profile *p, struct mk_profile_comm *c, struct pr
 {
     if (op->kind < PROFILE_KINDS) {
         struct mk_kind *k = &c->kind[op->kind];
-        const bool whole = op->starts == op->stops && (!op->exact || op->starts == op->expected) &&
-                           (!k->gpu_clock || op->timers == op->stops);
+        const bool whole = op->starts == op->stops && (!k->gpu_clock || op->timers == op->stops);
         const uint64_t ns = op->stop - op->start;
         if (whole && op->stop >= op->start && ns < PROFILE_RUN_MAX && op->start) {
             k->timed++;
@@ -138,7 +137,7 @@ void profile_fold_run(struct mk_profile *p, struct mk_profile_comm *c, struct pr
         }
     }
     op->starts = op->stops = op->timers = 0;
-    op->start = op->stop = 0;
+    op->start = op->stop = op->seen = 0;
 }
 
 void profile_fold(struct mk_profile *p, struct mk_profile_comm *c, struct profile_op *op)

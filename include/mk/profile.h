@@ -131,8 +131,9 @@ struct mk_profile_event {
 void mk_profile_api(struct mk_profile_comm *c);
 /* A collective is being enqueued, until stop. Returns a handle; 0: none. */
 uint64_t mk_profile_begin(struct mk_profile *p, struct mk_profile_comm *c, const struct mk_profile_event *e);
-/* A channel of it begins to run: at `timer` of the GPU, or, before version 4 of the table, now. Returns a handle. */
-uint64_t mk_profile_run(struct mk_profile *p, uint64_t parent, uint64_t timer);
+/* A channel of it begins to run: at `timer` of the GPU, or, before version 4 of the table, now. A channel that comes once more
+ * belongs to the next run of a captured collective; -1: part of the run that has no channel of its own. Returns a handle. */
+uint64_t mk_profile_run(struct mk_profile *p, uint64_t parent, int channel, uint64_t timer);
 /* That channel's end by the GPU's timer; stop follows. */
 void mk_profile_timer(struct mk_profile *p, uint64_t handle, uint64_t timer);
 void mk_profile_stop(struct mk_profile *p, uint64_t handle);

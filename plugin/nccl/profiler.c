@@ -24,16 +24,19 @@ extern MK_NCCL_EXPORT const struct mk_nccl_profiler_v2 ncclProfiler_v2;
 extern MK_NCCL_EXPORT const struct mk_nccl_profiler_v1 ncclProfiler_v1;
 
 enum {
+    EVENT_GROUP = 1 << 0,
     EVENT_COLL = 1 << 1,
     EVENT_P2P = 1 << 2,
     EVENT_PROXY_OP = 1 << 3,
     EVENT_KERNEL_CH = 1 << 6,
+    EVENT_GROUP_API = 1 << 8,
     EVENT_COLL_API = 1 << 9,
     EVENT_P2P_API = 1 << 10
 };
 enum { STATE_KERNEL_CH_STOP = 22 };
 
 static char nobody; /* a context that is not NULL, so that finalize comes */
+static char parent; /* handle of events that stand above those that are profiled */
 static pid_t self;
 
 /* ---- set-up ---- */
@@ -140,22 +143,30 @@ static int begin(void *ctx, void **handle, const struct mk_profile_event *e)
     return MK_NCCL_SUCCESS;
 }
 
-static int run(void *parent, void **handle, uint64_t timer)
+static int run(void *of, void **handle, int channel, uint64_t timer)
 {
-    *handle = (void *)(uintptr_t)mk_profile_run(mk_profile_of_process(), (uint64_t)(uintptr_t)parent, timer);
+    *handle =
+        (void *)(uintptr_t)mk_profile_run(mk_profile_of_process(), (uint64_t)(uintptr_t)of, channel, timer);
     return MK_NCCL_SUCCESS;
 }
 
 /* Parents can be of another process (PXN). */
-static int run_proxy(pid_t pid, void *parent, void **handle)
+static int run_proxy(pid_t pid, void *of, void **handle)
 {
-    return pid == self ? run(parent, handle, 0) : MK_NCCL_SUCCESS;
+    return pid == self ? run(of, handle, -1, 0) : MK_NCCL_SUCCESS;
 }
 
-static int api(void *ctx)
+/* NCCL up to 2.27 sends no event of a collective below a group that was declined. */
+static int above(void **handle)
+{
+    *handle = &parent;
+    return MK_NCCL_SUCCESS;
+}
+
+static int api(void *ctx, void **handle)
 {
     mk_profile_api(ctx);
-    return MK_NCCL_SUCCESS;
+    return above(handle);
 }
 
 static int coll(void *ctx, void **handle, const char *func, const char *dtype, const char *algo,
@@ -188,6 +199,8 @@ static int start_v1(void *ctx, void **handle, struct mk_nccl_profiler_descr_v1 *
     struct mk_profile_event e = {.rank = d ? d->rank : -1};
     if (declined(ctx, handle, d))
         return MK_NCCL_SUCCESS;
+    if (d->type == EVENT_GROUP)
+        return above(handle);
     if (d->type == EVENT_PROXY_OP)
         return run_proxy(d->proxyOp.pid, d->parentObj, handle);
     if (d->type == EVENT_COLL) {
@@ -210,13 +223,15 @@ static int start_v1(void *ctx, void **handle, struct mk_nccl_profiler_descr_v1 *
         struct mk_profile_event e = {.rank = d ? d->rank : -1};                                              \
         if (declined(ctx, handle, d))                                                                        \
             return MK_NCCL_SUCCESS;                                                                          \
+        if (d->type == EVENT_GROUP)                                                                          \
+            return above(handle);                                                                            \
         if (d->type == EVENT_COLL) {                                                                         \
             e.channels = d->coll.channels_of, e.exact = is_exact;                                            \
             e.count = d->coll.count, e.comm_id = id(coll);                                                   \
             return coll(ctx, handle, d->coll.func, d->coll.datatype, d->coll.algo, d->coll.proto, e);        \
         }                                                                                                    \
         if (d->type == EVENT_P2P) {                                                                          \
-            e.channels = p2p_channels;                                                                       \
+            e.channels = p2p_channels, e.exact = is_exact;                                                   \
             e.count = d->p2p.count, e.comm_id = id(p2p);                                                     \
             return p2p(ctx, handle, d->p2p.func, d->p2p.datatype, e);                                        \
         }                                                                                                    \
@@ -230,20 +245,22 @@ static int start_v1(void *ctx, void **handle, struct mk_nccl_profiler_descr_v1 *
     return run_proxy(d->proxyOp.pid, d->parentObj, handle)
 #define KERNEL(timer)                                                                                        \
     if (d->type == EVENT_KERNEL_CH)                                                                          \
-    return run(d->parentObj, handle, timer)
+    return run(d->parentObj, handle, d->kernelCh.channelId, timer)
 #define KERNEL_API                                                                                           \
     KERNEL(d->kernelCh.pTimer);                                                                              \
+    if (d->type == EVENT_GROUP_API)                                                                          \
+        return above(handle);                                                                                \
     if (d->type == EVENT_COLL_API || d->type == EVENT_P2P_API)                                               \
-    return api(ctx)
+    return api(ctx, handle)
 START(2, nMaxChannels, false, 0, HASH, PROXY)
-START(3, nMaxChannels, false, 0, HASH, KERNEL(0))
+START(3, nMaxChannels, true, 0, HASH, KERNEL(0))
 START(4, nChannels, true, 0, NO_HASH, KERNEL(d->kernelCh.pTimer))
 START(5, nChannels, true, d->p2p.nChannels, NO_HASH, KERNEL_API)
 START(6, nChannels, true, d->p2p.nChannels, NO_HASH, KERNEL_API)
 
 static int stop(void *handle)
 {
-    if (handle)
+    if (handle && handle != &parent)
         mk_profile_stop(mk_profile_of_process(), (uint64_t)(uintptr_t)handle);
     return MK_NCCL_SUCCESS;
 }
@@ -256,7 +273,7 @@ static int record_v1(void *handle, int state, union mk_nccl_profiler_args *args)
 
 static int record_v4(void *handle, int state, union mk_nccl_profiler_args_v4 *args)
 {
-    if (handle && state == STATE_KERNEL_CH_STOP && args)
+    if (handle && handle != &parent && state == STATE_KERNEL_CH_STOP && args)
         mk_profile_timer(mk_profile_of_process(), (uint64_t)(uintptr_t)handle, args->kernelCh.pTimer);
     return MK_NCCL_SUCCESS;
 }

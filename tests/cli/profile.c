@@ -93,7 +93,7 @@ static char *written(int rank, int n, uint64_t ns, size_t *bytes)
     for (int i = 0; i < n; i++) {
         const uint64_t start = 1000000u * ((uint64_t)i + 1), h = mk_profile_begin(p, c, &e);
         mk_profile_stop(p, h);
-        const uint64_t r = mk_profile_run(p, h, start);
+        const uint64_t r = mk_profile_run(p, h, 0, start);
         mk_profile_timer(p, r, start + ns);
         mk_profile_stop(p, r);
     }

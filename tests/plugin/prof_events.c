@@ -190,7 +190,8 @@ void *prof_enqueue(struct prof *p, const struct prof_coll *c)
     stop(p, coll_api); /* the API's event ends before the group is launched */
     state(p, group_api, 23, NULL);
     void *group = plain(p, GROUP, group_api);
-    void *handle = coll(p, c, coll_api, group);
+    /* up to version 4 no collective without the handle of its group; NCCL checks nothing else */
+    void *handle = api || group ? coll(p, c, coll_api, group) : NULL;
     stop(p, handle);
     void *launch = api ? plain(p, LAUNCH, group_api) : NULL;
     stop(p, launch);
@@ -208,7 +209,8 @@ void *prof_send(struct prof *p, size_t count, int peer)
         struct mk_nccl_profiler_descr_v4 v4;
         struct mk_nccl_profiler_descr_v6 v6; /* and 5 */
     } d;
-    if (!wanted(p, P2P))
+    void *group = plain(p, GROUP, NULL);
+    if (!wanted(p, P2P) || (p->version <= 4 && !group))
         return NULL;
     memset(&d, 0, sizeof(d));
     if (p->version == 1) {
@@ -231,6 +233,7 @@ void *prof_send(struct prof *p, size_t count, int peer)
     }
     void *handle = start(p, &d);
     stop(p, handle);
+    stop(p, group);
     return handle;
 }
 
@@ -287,12 +290,17 @@ void prof_channel_end(struct prof *p, void *handle, uint64_t at)
     stop(p, handle);
 }
 
+/* Small kernels are often over when the progress thread looks: then a channel's end comes before the next one's begin. */
 void prof_run(struct prof *p, void *parent, int channels, uint64_t from, uint64_t to, pid_t pid)
 {
     void *handle[64];
-    for (int i = 0; i < channels; i++)
+    const bool late = p->version >= 3 && p->runs++ % 2;
+    for (int i = 0; i < channels; i++) {
         handle[i] =
             p->version < 3 ? proxy_op(p, parent, i, pid) : prof_channel(p, parent, i, from + (uint64_t)i);
-    for (int i = channels - 1; i >= 0; i--)
+        if (late)
+            prof_channel_end(p, handle[i], to - (uint64_t)i);
+    }
+    for (int i = channels - 1; i >= 0 && !late; i--)
         prof_channel_end(p, handle[i], to - (uint64_t)i);
 }

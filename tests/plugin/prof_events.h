@@ -15,6 +15,7 @@ struct prof { /* a communicator */
         const struct mk_nccl_profiler_v5 *v5;
     } t;
     int rank, nranks;
+    unsigned runs;
     int failed; /* calls that were no success, or left a handle unwritten */
 };
 

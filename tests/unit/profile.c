@@ -59,9 +59,9 @@ static const struct mk_profile_event one = {.coll = MK_COLL_ALLREDUCE,
                                             .exact = true,
                                             .count = 1000};
 
-static void channel(struct mk_profile *p, uint64_t parent, uint64_t start, uint64_t stop)
+static void channel(struct mk_profile *p, uint64_t parent, int ch, uint64_t start, uint64_t stop)
 {
-    const uint64_t h = mk_profile_run(p, parent, start);
+    const uint64_t h = mk_profile_run(p, parent, ch, start);
     assert_true(h);
     mk_profile_timer(p, h, stop);
     mk_profile_stop(p, h);
@@ -73,7 +73,7 @@ static uint64_t whole(struct mk_profile *p, struct mk_profile_comm *c, uint64_t 
     const uint64_t h = mk_profile_begin(p, c, &one);
     assert_true(h);
     mk_profile_stop(p, h);
-    const uint64_t a = mk_profile_run(p, h, start + 5), b = mk_profile_run(p, h, start);
+    const uint64_t a = mk_profile_run(p, h, 3, start + 5), b = mk_profile_run(p, h, 63, start);
     mk_profile_timer(p, a, stop);
     mk_profile_stop(p, a);
     mk_profile_timer(p, b, stop - 3);
@@ -156,8 +156,8 @@ static void replayed(void **state)
     (void)state;
     const uint64_t h = whole(p, c, 1000, 2000);
     for (uint64_t i = 1; i < 3; i++) {
-        channel(p, h, 1000 + i * 10000, 2500 + i * 10000);
-        channel(p, h, 1010 + i * 10000, 2000 + i * 10000);
+        channel(p, h, 3, 1000 + i * 10000, 2500 + i * 10000);
+        channel(p, h, 63, 1010 + i * 10000, 2000 + i * 10000);
     }
     assert_true(mk_profile_kind(p, c, 0, &k));
     assert_int_equal(k.calls, 1);
@@ -168,8 +168,8 @@ static void replayed(void **state)
     const uint64_t g = mk_profile_begin(p, c, &loose);
     mk_profile_stop(p, g);
     for (uint64_t i = 0; i < 3; i++) {
-        const uint64_t one_ch = mk_profile_run(p, g, 1000 + i * 10000),
-                       two = mk_profile_run(p, g, 1001 + i * 10000);
+        const uint64_t one_ch = mk_profile_run(p, g, 0, 1000 + i * 10000),
+                       two = mk_profile_run(p, g, 1, 1001 + i * 10000);
         mk_profile_timer(p, one_ch, 1100 + i * 10000);
         mk_profile_stop(p, one_ch);
         mk_profile_timer(p, two, 1200 + i * 10000);
@@ -182,6 +182,46 @@ static void replayed(void **state)
     done(p);
 }
 
+/* Fewer channels than were promised; and parts that have no channel (a network's, by the host's clock), which come again
+ * only after all have ended. */
+static void fewer(void **state)
+{
+    struct mk_profile *p = fresh();
+    const struct mk_profile_who who = {8, 0, 4, 2, NULL, 2, FULL, LIGHT};
+    struct mk_profile_comm *c = join(p, 1, 0), *old = mk_profile_join(p, &who, &mask);
+    struct mk_profile_event many = one, any = one;
+    struct mk_kind k;
+    (void)state;
+    many.channels = 8;
+    const uint64_t h = mk_profile_begin(p, c, &many);
+    mk_profile_stop(p, h);
+    for (uint64_t i = 0; i < 2; i++) /* one channel ends before the other begins to be seen */
+        for (int ch = 0; ch < 2; ch++)
+            channel(p, h, ch, 1000 + i * 5000, 2000 + i * 5000 + (uint64_t)ch);
+    any.exact = false;
+    const uint64_t g = mk_profile_begin(p, old, &any);
+    mk_profile_stop(p, g);
+    per_look = 100;
+    uint64_t part[3];
+    for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < 3; i++)
+            part[i] = mk_profile_run(p, g, -1, 77);
+        for (int i = 0; i < 3; i++)
+            mk_profile_stop(p, part[i]);
+    }
+    mk_profile_leave(p, c);
+    mk_profile_leave(p, old);
+    assert_true(mk_profile_kind(p, c, 0, &k));
+    assert_int_equal(k.timed, 2);
+    assert_int_equal(k.unfinished, 0);
+    assert_int_equal(k.run_ns, 1001 + 1001);
+    assert_true(mk_profile_kind(p, old, 0, &k));
+    assert_int_equal(k.timed, 2);
+    assert_false(k.gpu_clock);
+    assert_true(k.run_min > 0 && k.run_max < 10000);
+    done(p);
+}
+
 /* Handles that are late, foreign, of the wrong sort, or used twice. */
 static void handles(void **state)
 {
@@ -190,30 +230,30 @@ static void handles(void **state)
     struct mk_kind k;
     (void)state;
     const uint64_t h = mk_profile_begin(p, c, &one);
-    assert_int_equal(mk_profile_run(p, 0, 5), 0);
-    assert_int_equal(mk_profile_run(p, h ^ 1ull << 50, 5), 0); /* another process's */
-    assert_int_equal(mk_profile_run(p, h ^ 1ull << 21, 5), 0); /* another collective's */
-    assert_int_equal(mk_profile_run(p, UINT64_MAX, 5), 0);
-    const uint64_t ch = mk_profile_run(p, h, 100);
-    assert_int_equal(mk_profile_run(p, ch, 5), 0); /* a channel is no parent */
+    assert_int_equal(mk_profile_run(p, 0, 0, 5), 0);
+    assert_int_equal(mk_profile_run(p, h ^ 1ull << 50, 0, 5), 0); /* another process's */
+    assert_int_equal(mk_profile_run(p, h ^ 1ull << 21, 0, 5), 0); /* another collective's */
+    assert_int_equal(mk_profile_run(p, UINT64_MAX, 0, 5), 0);
+    const uint64_t ch = mk_profile_run(p, h, 0, 100);
+    assert_int_equal(mk_profile_run(p, ch, 0, 5), 0); /* a channel is no parent */
     mk_profile_timer(p, h, 5);
     for (int i = 0; i < 3; i++) {
         mk_profile_timer(p, ch, 200);
         mk_profile_stop(p, ch); /* twice too often */
         mk_profile_stop(p, h);
     }
-    channel(p, h, 150, 250);
+    channel(p, h, 1, 150, 250);
     assert_true(mk_profile_kind(p, c, 0, &k));
     assert_int_equal(k.timed, 1);
     assert_int_equal(k.run_ns, 150);
     const uint64_t open = mk_profile_begin(p, c, &one), ran = mk_profile_begin(p, c, &one);
     mk_profile_stop(p, ran);
-    const uint64_t late = mk_profile_run(p, ran, 100);
+    const uint64_t late = mk_profile_run(p, ran, 0, 100);
     mk_profile_leave(p, c); /* one not enqueued, one running */
     mk_profile_timer(p, late, 5000);
     mk_profile_stop(p, late);
     mk_profile_stop(p, open);
-    assert_int_equal(mk_profile_run(p, ran, 5), 0);
+    assert_int_equal(mk_profile_run(p, ran, 0, 5), 0);
     assert_true(mk_profile_kind(p, c, 0, &k));
     assert_int_equal(k.calls, 3);
     assert_int_equal(k.timed, 1);
@@ -231,14 +271,14 @@ static void nonsense(void **state)
     (void)state;
     whole(p, c, 5000, 4000);
     uint64_t h = mk_profile_begin(p, c, &one);
-    channel(p, h, 0, 4000);
-    channel(p, h, 0, 4000);
+    channel(p, h, 0, 0, 4000);
+    channel(p, h, 1, 0, 4000);
     h = mk_profile_begin(p, c, &one);
-    channel(p, h, 10, UINT64_MAX);
-    channel(p, h, 10, 20);
+    channel(p, h, 0, 10, UINT64_MAX);
+    channel(p, h, 1, 10, 20);
     h = mk_profile_begin(p, c, &one); /* no timer at the end */
-    mk_profile_stop(p, mk_profile_run(p, h, 10));
-    channel(p, h, 10, 20);
+    mk_profile_stop(p, mk_profile_run(p, h, 0, 10));
+    channel(p, h, 1, 10, 20);
     assert_true(mk_profile_kind(p, c, 0, &k));
     assert_int_equal(k.timed, 0);
     assert_int_equal(k.unfinished, 4);
@@ -456,10 +496,11 @@ static void unwritable(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(times),    cmocka_unit_test(buckets),    cmocka_unit_test(overlapping),
-        cmocka_unit_test(replayed), cmocka_unit_test(handles),    cmocka_unit_test(nonsense),
-        cmocka_unit_test(room),     cmocka_unit_test(sampling),   cmocka_unit_test(cost),
-        cmocka_unit_test(names),    cmocka_unit_test(unwritable), cmocka_unit_test(in_memory),
+        cmocka_unit_test(times),     cmocka_unit_test(buckets), cmocka_unit_test(overlapping),
+        cmocka_unit_test(replayed),  cmocka_unit_test(fewer),   cmocka_unit_test(handles),
+        cmocka_unit_test(nonsense),  cmocka_unit_test(room),    cmocka_unit_test(sampling),
+        cmocka_unit_test(cost),      cmocka_unit_test(names),   cmocka_unit_test(unwritable),
+        cmocka_unit_test(in_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

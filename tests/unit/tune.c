@@ -440,7 +440,7 @@ static void considers(void **state)
         e.algo = i < 60 ? MK_ALGO_TREE : MK_ALGO_RING;
         const uint64_t h = mk_profile_begin(p, comm, &e), start = 1000000 * (i + 1);
         mk_profile_stop(p, h);
-        const uint64_t r = mk_profile_run(p, h, start);
+        const uint64_t r = mk_profile_run(p, h, 0, start);
         mk_profile_timer(p, r, start + (i < 60 ? 100000 : 50000) + 100 * (i % 10));
         mk_profile_stop(p, r);
     }
