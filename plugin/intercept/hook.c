@@ -132,6 +132,11 @@ void *mk_hook_stream(const struct mk_hook_event *event)
     }
 }
 
+void mk_hook_poll(void)
+{
+    mk_sweep_check(false);
+}
+
 const char *mk_hook_name(enum mk_hook_id id)
 {
     return mk_hooks[id].name;

@@ -7,16 +7,16 @@
  * another object is written), and what is asked for then only counts.
  *
  * How: the import slots (JUMP_SLOT, GLOB_DAT, 64-bit data) of the loaded objects are made to point at the hooks. Left
- * alone are this object, NVIDIA's own (by name: libraries in sweep.c), and every slot that does not hold the
- * library's own function, such as that of another interposer. Objects that come later are patched at the next hooked
- * call. By LD_PRELOAD of this file also `dlsym`, `dlvsym` and `cuGetProcAddress`, so that functions which others look
- * up by name are ours, too. Those are patched into slots as well: no foreign name is exported, so a program that links
- * this library, or NCCL that opens it, gets its own `dlsym`.
+ * alone are this object, NVIDIA's own (by name: libraries in sweep.c), and every slot that does not hold the library's
+ * own function, such as that of another interposer. Objects that come later are patched at the next hooked call, or
+ * call of NCCL into our tuner. By LD_PRELOAD of this file `dlsym` and `dlvsym` are hooked, too, so that functions which
+ * others look up by name are ours, cuGetProcAddress among them. They are patched into slots as well: no foreign name is
+ * exported, so a program that links this library, or NCCL that opens it, keeps its own `dlsym`.
  *
  * Not reached, and counted where it can be seen (struct mk_hook_stats): pointers that were looked up before, calls
  * within an object that defines the function or is linked with -Bsymbolic, `dlsym(RTLD_NEXT, ..)`, other namespaces
- * (dlmopen), what a late object does before the first hooked call after it came, all lookups by name without
- * LD_PRELOAD. x86-64 with glibc only. */
+ * (dlmopen), what a late object does before it is patched, all lookups by name without LD_PRELOAD. x86-64 with glibc
+ * only. NOTES.md has the reasons. */
 #pragma once
 #include "table.h"
 #include <stdbool.h>
@@ -43,6 +43,10 @@ enum mk_hook_mode mk_hook_mode(void);
 /* NULL: nobody; calls are only counted. */
 void mk_hook_set(mk_hook_fn fn);
 
+/* Patches what came since the last hooked call; cheap, does nothing before the start. For our functions that NCCL calls:
+ * with them the second collective of a late object comes to its hook, at the latest. */
+void mk_hook_poll(void);
+
 /* The stream of a cuBLAS call (asked of the library where it is not an argument), else event->stream. */
 void *mk_hook_stream(const struct mk_hook_event *event);
 
@@ -57,5 +61,6 @@ struct mk_hook_stats {
     unsigned lost;            /* patched slots that the dynamic linker had set back; patched again */
     unsigned copies;        /* further definitions of hooked names: interposers, second copies of a library */
     bool lib[MK_HOOK_LIBS]; /* seen loaded */
+    unsigned of[MK_HOOK_LIBS]; /* slots patched, of each */
 };
 void mk_hook_get_stats(struct mk_hook_stats *out);

@@ -51,6 +51,21 @@ static enum mk_hook_mode asked(void)
     return MK_HOOK_OFF;
 }
 
+/* A library that nobody imports is called by pointers that were looked up by name. */
+static void advise(void)
+{
+    static const char *const names[] = {"cuBLAS", "cuBLASLt", "NCCL"};
+    struct mk_hook_stats s;
+    mk_hook_get_stats(&s);
+    for (int l = MK_HOOK_CUBLAS; l <= MK_HOOK_NCCL; l++)
+        if (s.lib[l] && !s.of[l] && !s.of[MK_HOOK_LOADER])
+            MK_INFO("HOOK",
+                    "%s is loaded, but no object imports its functions: whoever looked them up by name is "
+                    "reached "
+                    "by LD_PRELOAD of this file only",
+                    names[l]);
+}
+
 __attribute__((constructor)) static void start(void)
 {
     const enum mk_hook_mode mode = asked();
@@ -62,6 +77,7 @@ __attribute__((constructor)) static void start(void)
     else
         MK_INFO("HOOK", "interception by %s: calls are counted and passed on; no fused kernel for this yet",
                 lookups ? "LD_PRELOAD" : "the import slots alone");
+    advise();
 }
 
 __attribute__((destructor)) static void end(void)

@@ -232,6 +232,7 @@ static void slot_of(void *ctx, const struct mk_elf *e, void **slot, const char *
         stats.left++;
     } else {
         stats.patched++;
+        stats.of[mk_hooks[id].lib]++;
         r->patched++;
         if (unused && nlazy < LAZY) {
             lazy[nlazy].slot = slot;

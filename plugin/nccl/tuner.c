@@ -4,6 +4,7 @@
  * always: an error here fails the user's collective. MK_TUNER=off: nothing; observe: says what an agreed table would change,
  * and changes nothing; on: changes it. The constants of NCCL's model stay as they are: they are set once, before anything is
  * measured or agreed. Versions 2 to 4 do not name the communicator, so nothing can be agreed on for theirs. */
+#include "../intercept/hook.h"
 #include "abi_tuner.h"
 #include "face.h"
 #include "mk/err.h"
@@ -91,6 +92,7 @@ static int info_v6(void *ctx, int func, size_t nbytes, int npipe, float **table,
     struct mk_tune_ask ask = {.coll = func, .bytes = nbytes, .algos = nalgo, .protos = nproto};
     struct mk_tune_answer answer;
     (void)npipe, (void)reg_buff;
+    mk_hook_poll();
     if (!ctx || ctx == &nobody)
         return MK_NCCL_SUCCESS;
     ask.cost = (float *)(void *)table;

@@ -67,4 +67,8 @@ done
 env LD_PRELOAD="$object" "$folder/hook_calls" slots || { echo "slots were changed though MK_FUSE is unset"; failed=1; }
 env MK_FUSE=off LD_PRELOAD="$object" "$folder/hook_calls" slots || { echo "slots were changed by MK_FUSE=off"; failed=1; }
 env MK_FUSE=on LD_PRELOAD="$object" "$folder/hook_calls" slots && { echo "MK_FUSE=on changed no slot"; failed=1; }
+# As a plugin, after somebody looked NCCL's functions up by name: that is said.
+env MK_FUSE=on MK_LOG=info "$folder/hook_faces" "$object" "$folder" 2>"$out/log" || { cat "$out/log"; failed=1; }
+grep -q 'NCCL is loaded, but no object imports its functions' "$out/log" ||
+    { echo "no line about pointers that are not reached:"; cat "$out/log"; failed=1; }
 exit $failed
