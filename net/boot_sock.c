@@ -283,6 +283,14 @@ static void widen(struct sockaddr_storage *a)
         ((struct sockaddr_in6 *)a)->sin6_addr = in6addr_any;
 }
 
+void mk_boot_listens_at(const struct mk_boot_where *w, int i, struct sockaddr_storage *out)
+{
+    *out = w->addr[i];
+    if (w->named && w->n == 1 && loopback(out) && w->len[i] == sizeof(struct sockaddr_in) &&
+        ((struct sockaddr_in *)out)->sin_addr.s_addr != htonl(INADDR_LOOPBACK))
+        widen(out);
+}
+
 int mk_boot_listen(const struct mk_boot_where *w, uint64_t deadline, struct sockaddr_storage *bound,
                    socklen_t *len, int *out)
 {
@@ -293,10 +301,8 @@ int mk_boot_listen(const struct mk_boot_where *w, uint64_t deadline, struct sock
     for (;;) {
         int err = EADDRNOTAVAIL;
         for (int i = 0; i < w->n; i++) {
-            struct sockaddr_storage a = w->addr[i];
-            if (w->named && w->n == 1 && loopback(&a) && w->len[i] == sizeof(struct sockaddr_in) &&
-                ((struct sockaddr_in *)&a)->sin_addr.s_addr != htonl(INADDR_LOOPBACK))
-                widen(&a);
+            struct sockaddr_storage a;
+            mk_boot_listens_at(w, i, &a);
             const int fd = listen_at(&a, w->len[i], &w->ports);
             if (fd >= 0) {
                 *len = sizeof(*bound);

@@ -29,6 +29,9 @@ struct mk_boot_where {
 /* Numbers at once, names by the resolver. AGAIN: the name is not known (now). */
 int mk_boot_resolve(const char *host, const char *port, struct mk_boot_where *out);
 
+/* Where the i-th address is listened at: a name of this machine that hosts(5) gives to loopback alone (127.0.1.1) is also
+ * that of its other addresses. */
+void mk_boot_listens_at(const struct mk_boot_where *w, int i, struct sockaddr_storage *out);
 /* Listening socket, non-blocking; waits for an address in use until `deadline` (mk_time_ns). *bound: where it
  * is, with its port. */
 int mk_boot_listen(const struct mk_boot_where *w, uint64_t deadline, struct sockaddr_storage *bound,

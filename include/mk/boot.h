@@ -44,6 +44,12 @@ int mk_boot_init_allgather(const struct mk_settings *s, int nranks, int rank,
                            int (*allgather)(void *ctx, const void *send, void *recv, size_t bytes), void *ctx,
                            struct mk_boot **out);
 
+/* A fourth way, for ranks that share a name (an NCCL communicator's id) and the address of their job: MK_ROOT, else
+ * MASTER_ADDR with a port that follows from MASTER_PORT. Some process there serves as the meeting place (net/place.h). Any
+ * number of communicators at once, in any order. UNSUPPORTED: no such address is known; TIMEOUT: not all came;
+ * MISMATCH: they differ in the number of ranks, or in the library's version. */
+int mk_boot_init_name(const struct mk_settings *s, uint64_t name, int nranks, int rank, struct mk_boot **out);
+
 /* Collective over all ranks, in the same order on each; bounded by MK_TIMEOUT. recv: nranks * bytes, rank order.
  * bytes up to 1 MiB, equal on all ranks (else MISMATCH). Only for set-up. */
 int mk_boot_allgather(struct mk_boot *b, const void *send, void *recv, size_t bytes);

@@ -83,6 +83,8 @@ int mk_settings_load(struct mk_settings *out, bool strict);
  * Fills rank, nranks, local_rank, local_nranks where they are unset (-1) and returns the launcher's name, or
  * NULL if there is none. */
 const char *mk_settings_launcher(struct mk_settings *s);
+/* MASTER_ADDR and MASTER_PORT, as torch.distributed has them. False: not both are set, or one is too long. */
+bool mk_settings_master(char host[256], char port[16]);
 
 /* Prints the table of all settings: name, value in force, default, sentence. */
 void mk_settings_print(FILE *out, const struct mk_settings *s);

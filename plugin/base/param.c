@@ -217,6 +217,16 @@ const char *mk_settings_launcher(struct mk_settings *s)
     return NULL;
 }
 
+bool mk_settings_master(char host[256], char port[16])
+{
+    const char *h = getenv("MASTER_ADDR"), *p = getenv("MASTER_PORT");
+    if (!h || !p || !*h || !*p || strlen(h) >= 256 || strlen(p) >= 16)
+        return false;
+    snprintf(host, 256, "%s", h);
+    snprintf(port, 16, "%s", p);
+    return true;
+}
+
 static void print_value(FILE *out, const struct row *r, const void *field)
 {
     char text[300];
