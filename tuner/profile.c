@@ -149,8 +149,10 @@ void mk_profile_limit(struct mk_profile *p, enum mk_profile_level level)
     if (profile_off(p))
         return;
     pthread_mutex_lock(&p->lock);
-    if ((int)level > p->limit)
+    if ((int)level > p->limit) {
         __atomic_store_n(&p->limit, (int)level, __ATOMIC_RELAXED);
+        p->told = p->limit; /* asked for: nothing to say */
+    }
     pthread_mutex_unlock(&p->lock);
     set_level(p, true);
 }
@@ -165,7 +167,7 @@ static uint64_t measure(struct mk_profile *p)
 
 static void judge(struct mk_profile *p, uint64_t now)
 {
-    bool said = false;
+    bool stepped = false;
     if (pthread_mutex_trylock(&p->lock))
         return;
     const uint64_t passed = now - p->window;
@@ -174,18 +176,26 @@ static void judge(struct mk_profile *p, uint64_t now)
         const bool over = (double)spent * PROFILE_MEASURED > COST_MAX * (double)passed;
         p->spent_before += spent;
         __atomic_store_n(&p->window, now, __ATOMIC_RELAXED);
-        said = over && p->over && p->limit < MK_PROFILE_OFF;
-        if (said)
+        stepped = over && p->over && p->limit < MK_PROFILE_OFF;
+        if (stepped)
             __atomic_store_n(&p->limit, p->limit + 1, __ATOMIC_RELAXED);
-        p->over = over && !said;
+        p->over = over && !stepped;
     }
-    const int limit = p->limit;
     pthread_mutex_unlock(&p->lock);
-    if (!said)
-        return;
-    set_level(p, false);
-    MK_INFO("TUNER", "the profile takes more than 0.5 %% of the time: %s",
-            limit == MK_PROFILE_LIGHT ? "the GPU's times are not asked for any more" : "it ends");
+    if (stepped)
+        set_level(p, false);
+}
+
+/* Not from an event: those come from callbacks of CUDA too, where NCCL's logger must not be called. */
+static void tell(struct mk_profile *p)
+{
+    pthread_mutex_lock(&p->lock);
+    const int told = p->told, now = p->limit;
+    p->told = now;
+    pthread_mutex_unlock(&p->lock);
+    if (now > told)
+        MK_INFO("TUNER", "the profile took more than 0.5 %% of the time: %s",
+                now == MK_PROFILE_LIGHT ? "the GPU's times are not asked for any more" : "it has ended");
 }
 
 static void measured(struct mk_profile *p, uint64_t begin)
@@ -226,6 +236,7 @@ struct mk_profile_comm *mk_profile_join(struct mk_profile *p, const struct mk_pr
 {
     if (profile_off(p))
         return NULL;
+    tell(p);
     pthread_mutex_lock(&p->lock);
     struct mk_profile_comm *c = place(p);
     if (c) {
@@ -262,6 +273,7 @@ void mk_profile_leave(struct mk_profile *p, struct mk_profile_comm *c)
     c->mask = NULL;
     c->left = ++p->lefts;
     pthread_mutex_unlock(&p->lock);
+    tell(p);
     mk_profile_write(p);
 }
 

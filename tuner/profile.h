@@ -66,6 +66,7 @@ struct mk_profile {
     /* under lock */
     uint64_t opened, window, spent_before, lefts, forgotten;
     bool over;
+    int told; /* enum mk_profile_level that was logged */
     struct mk_profile_comm *comm[PROFILE_COMMS];
     /* under span_lock */
     struct profile_span span[PROFILE_SPANS];
