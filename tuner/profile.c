@@ -71,7 +71,8 @@ int mk_profile_open(const char *pattern, mk_clock_fn clock, struct mk_profile **
     pthread_mutex_init(&p->span_lock, NULL);
     p->clock = clock;
     p->opened = p->window = clock();
-    p->tag = (uint16_t)((p->opened ^ p->opened >> 16) * 31 + (uint64_t)getpid());
+    p->tag =
+        (uint16_t)((p->opened ^ p->opened >> 16) * 31 + (uint64_t)getpid()) | 1; /* no address begins so */
     *out = p;
     return 0;
 }

@@ -24,7 +24,9 @@ static struct figures figures_of(const struct mk_profile_row *r)
     f.median = 1e-9 * mk_hist_quantile(k->run_hist, 0.5);
     f.p95 = 1e-9 * mk_hist_quantile(k->run_hist, 0.95);
     f.host = 1e-9 * mk_hist_quantile(k->host_hist, 0.5);
-    f.algbw = k->timed && f.median > 0 ? f.bytes / f.median : -1;
+    /* where the size is that of all ranks' parts and their number is not known, the size is of one part */
+    const bool part = !r->nranks && mk_coll_bytes(k->coll, 1, 1, 2) == 2;
+    f.algbw = k->timed && f.median > 0 && !part ? f.bytes / f.median : -1;
     /* algorithm bandwidth is size / time, bus bandwidth that times a factor, as in nccl-tests (doc/PERFORMANCE.md) */
     const double factor = mk_coll_bus_factor(k->coll, r->nranks);
     f.busbw = f.algbw >= 0 && factor > 0 ? f.algbw * factor : -1;

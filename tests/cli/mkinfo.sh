@@ -104,6 +104,10 @@ test_profile() {
     want_rc 0
     want_in out '^AllReduce .* tp  *2 of 4 '
     want_in out '^AllReduce .* d?p  *1 of 4 '
+    sed 's/"AllReduce"/"AllGather"/; s/"rank": 0, "ranks": 4, "nodes": 2/"rank": 0, "ranks": 0, "nodes": 0/' a >old
+    run --profile old
+    want_rc 0 # NCCL before 2.27: the number of ranks is not known, nor what they gathered
+    want_in out '^AllGather .* 1 of ?  .* 100.4 us  *-  *-  *25 %$'
     head -c 500 a >cut
     run --profile a cut
     want_rc 2
