@@ -54,7 +54,7 @@ static void run_k(struct mk_pair *p, struct mk_pair_comm *c, const struct mk_pai
                   const struct mk_pair_at *at, bool group, struct mk_pair_out *out)
 {
     out->comm = c->handle;
-    out->order = mk_pair_order_of(c, at, &out->node);
+    out->order = mk_pair_order_of(p, c, at, &out->node);
     const enum mk_pair_reason reason = group ? MK_PAIR_GROUPED : mk_pair_how(p, c, e, at, out);
     out->reason = (uint8_t)reason;
     out->act = reason ? MK_PAIR_DO_PLAIN : MK_PAIR_DO_OVERLAP;
@@ -105,7 +105,7 @@ static void run_nccl(struct mk_pair *p, struct mk_pair_comm *c, const struct mk_
 {
     const bool grouped = t && t->depth;
     out->act = MK_PAIR_DO_NCCL;
-    out->order = mk_pair_order_of(c, &e->at, &out->node);
+    out->order = mk_pair_order_of(p, c, &e->at, &out->node);
     consume(p, &e->at);
     mk_pair_issued(c, &e->at, grouped, out);
     if (grouped) {
@@ -287,6 +287,9 @@ static int dispatch(struct mk_pair *p, const struct mk_pair_event *e, struct mk_
         return group_start(p, e);
     case MK_PAIR_EV_GROUP_END:
         return group_end(p, e, out);
+    case MK_PAIR_EV_REPLAY:
+        mk_pair_replayed(p, &e->at);
+        return 0;
     case MK_PAIR_EV_PROOF_ENDS:
         p->uncounted = true;
         return 0;

@@ -99,7 +99,8 @@ struct mk_pair_comm {
     uint64_t number;           /* operations begun */
     uint64_t hooked, profiled; /* of those that went to NCCL */
     struct {
-        bool any, many; /* many: of a group, on more than one stream */
+        bool any, many;        /* many: of a group, on more than one stream */
+        bool counted, strayed; /* strayed: a graph was launched since, on another stream */
         uint64_t ctx, stream, capture, node;
     } last;
 };
@@ -168,7 +169,10 @@ struct mk_pair_ref mk_pair_ref_of(const struct mk_pair *p, const struct mk_pair_
 int mk_pair_comm_event(struct mk_pair *p, const struct mk_pair_event *e, struct mk_pair_out *out);
 void mk_pair_fail(struct mk_pair_comm *c, int error, enum mk_pair_reason why, struct mk_pair_out *out);
 /* What an operation at `at` has to wait for, as things stand. */
-uint8_t mk_pair_order_of(const struct mk_pair_comm *c, const struct mk_pair_at *at, uint64_t *node);
+uint8_t mk_pair_order_of(const struct mk_pair *p, const struct mk_pair_comm *c, const struct mk_pair_at *at,
+                         uint64_t *node);
+/* A graph is launched there, and may hold operations of whatever communicator was captured. */
+void mk_pair_replayed(struct mk_pair *p, const struct mk_pair_at *at);
 /* It is issued there; `many`: with others, on several streams perhaps. */
 void mk_pair_issued(struct mk_pair_comm *c, const struct mk_pair_at *at, bool many, struct mk_pair_out *out);
 /* A hooked collective is about to begin, ungrouped. */

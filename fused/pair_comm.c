@@ -111,16 +111,24 @@ static void end_off(struct mk_pair *p, struct mk_pair_comm *c, enum mk_pair_reas
 
 /* ---- order of one communicator's operations: that of their calls ---- */
 
-uint8_t mk_pair_order_of(const struct mk_pair_comm *c, const struct mk_pair_at *at, uint64_t *node)
+/* Might a graph hold an operation of this communicator that came after its last one, elsewhere? Its launches are seen only
+ * where enqueues are counted. */
+static bool replayed(const struct mk_pair *p, const struct mk_pair_comm *c, const struct mk_pair_at *at)
+{
+    const bool seen = (at->counted && c->last.counted && !p->uncounted) || MUTANT(213);
+    return c->graphs && !MUTANT(204) && (!seen || c->last.strayed);
+}
+
+uint8_t mk_pair_order_of(const struct mk_pair *p, const struct mk_pair_comm *c, const struct mk_pair_at *at,
+                         uint64_t *node)
 {
     const bool here = c->last.any && !c->last.many && c->last.ctx == at->ctx && c->last.stream == at->stream;
     *node = 0;
     if (c->shared.state == MK_PAIR_ENDED_OFF || !c->last.any)
         return MK_PAIR_IN_ORDER;
-    if (!at->capture) /* a graph that was captured may have been replayed on any stream */
-        return here && !c->last.capture && !(c->graphs && !MUTANT(204)) ? MK_PAIR_IN_ORDER
-               : MUTANT(205)                                            ? MK_PAIR_IN_ORDER
-                                                                        : MK_PAIR_WAIT_EVENT;
+    if (!at->capture)
+        return (here && !c->last.capture && !replayed(p, c, at)) || MUTANT(205) ? MK_PAIR_IN_ORDER
+                                                                                : MK_PAIR_WAIT_EVENT;
     if (c->last.capture != at->capture)
         return MUTANT(206) ? MK_PAIR_IN_ORDER : MK_PAIR_WAIT_EXTERNAL;
     if (here || MUTANT(207))
@@ -138,9 +146,19 @@ void mk_pair_issued(struct mk_pair_comm *c, const struct mk_pair_at *at, bool ma
     c->last.stream = at->stream;
     c->last.capture = at->capture;
     c->last.node = 0;
+    c->last.counted = at->counted;
+    c->last.strayed = false;
     c->graphs |= at->capture != 0;
     if (c->shared.state != MK_PAIR_ENDED_OFF && !MUTANT(208))
         out->record = at->capture ? MK_PAIR_RECORD_EXTERNAL : MK_PAIR_RECORD_EVENT;
+}
+
+void mk_pair_replayed(struct mk_pair *p, const struct mk_pair_at *at)
+{
+    for (uint32_t i = 0; i < p->ncomms; i++) {
+        struct mk_pair_comm *c = &p->comms[i];
+        c->last.strayed |= c->last.ctx != at->ctx || c->last.stream != at->stream;
+    }
 }
 
 /* ---- witness ---- */

@@ -365,7 +365,7 @@ int mk_pair_gemm_step(struct mk_pair *p, const struct mk_pair_event *e, struct m
         /* What K will have to wait for, G waits for: then nothing lies between them. Only where no other communicator
          * can come instead, since its K must not wait for this one's. */
         if (c && (p->open == 1 || MUTANT(226))) {
-            out->order = mk_pair_order_of(c, &e->at, &out->node);
+            out->order = mk_pair_order_of(p, c, &e->at, &out->node);
             out->comm = c->handle;
             l.ordered = c->serial;
             l.seq = c->seq;

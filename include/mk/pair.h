@@ -130,7 +130,8 @@ enum mk_pair_event_kind {
     MK_PAIR_EV_COMM_SWITCH, /* from operation `number` on the state word is `word` */
     MK_PAIR_EV_COMM_ERROR,  /* device, network, a dead peer, a peer that tells its own */
     MK_PAIR_EV_COMM_ABORT,  /* the user's abort or revoke, before the real one */
-    MK_PAIR_EV_COMM_END     /* destroyed */
+    MK_PAIR_EV_COMM_END,    /* destroyed */
+    MK_PAIR_EV_REPLAY       /* a graph is launched on `at`; all of them, where enqueues are counted */
 };
 
 enum mk_pair_function { /* of collectives; those that are not ALLREDUCE run NCCL until their operator is built */

@@ -253,9 +253,11 @@ void sim_captured(struct sim *s, int stream)
     sim_step(s, &e);
 }
 
-void sim_replay(struct sim *s)
+void sim_replay(struct sim *s, int stream)
 {
+    struct mk_pair_event e = {.kind = MK_PAIR_EV_REPLAY, .at = sim_at(s, stream)};
     s->enqueues++;
+    sim_step(s, &e);
 }
 
 /* ---- calls ---- */

@@ -79,7 +79,7 @@ void sim_wait(struct sim *s, int stream, int event);
 void sim_copy(struct sim *s, int stream, uint64_t from, uint64_t to, uint64_t bytes);
 void sim_capture(struct sim *s, int stream);  /* begins */
 void sim_captured(struct sim *s, int stream); /* ends */
-void sim_replay(struct sim *s);
+void sim_replay(struct sim *s, int stream);
 void sim_group(struct sim *s);
 void sim_group_end(struct sim *s);
 struct mk_pair_at sim_at(const struct sim *s, int stream);

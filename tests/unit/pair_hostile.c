@@ -324,12 +324,12 @@ static void hostile_graphs_in_another_order(void **state)
         }
         sim_captured(&s, 0);
     }
-    sim_replay(&s);
+    sim_replay(&s, 0);
     EXPECT(&s, sim_gemm(&s, 0, &g), G, OK);
     assert_int_equal(s.out.order, MK_PAIR_WAIT_EVENT);
     EXPECT(&s, sim_coll(&s, 0, &c), OVERLAP, OK);
     EXPECT(&s, sim_gemm(&s, 0, &g), G, OK);
-    sim_replay(&s); /* between the two, on whatever stream */
+    sim_replay(&s, 3); /* between the two */
     EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, INTRUDER);
     assert_int_equal(s.out.order, MK_PAIR_WAIT_EVENT);
     sim_end(&s);

@@ -96,7 +96,7 @@ static bool chance(struct rank *r, unsigned in)
 /* The end of a rank's history, for whoever has to find out. */
 static void tell(const struct rank *r)
 {
-    static const char *const kinds[] = {"gemm",     "op",  "p2p",    "work",   "edge",  "capture",
+    static const char *const kinds[] = {"gemm",     "op",  "p2p",    "work",   "edge",  "capture", "replay",
                                         "unproved", "new", "agreed", "switch", "error", "end"};
     for (int i = r->o.n > 30 ? r->o.n - 30 : 0; i < r->o.n; i++) {
         const struct oracle_entry *e = &r->o.at[i];
@@ -309,8 +309,11 @@ static void disturb(struct rank *r, const struct step *s, int stream)
         add(r, ORACLE_WORK, stream);
         break;
     case 4:
-        sim_replay(m);
-        add(r, ORACLE_WORK, 5);
+    case 11:
+        if (m->stream[other].tail.capture)
+            break;
+        sim_replay(m, other);
+        add(r, ORACLE_REPLAY, other);
         break;
     case 5:
     case 9:

@@ -104,7 +104,8 @@ static bool work_between(const struct oracle *o, int i, int j)
 {
     for (int x = i + 1; x < j; x++) {
         const struct oracle_entry *e = &o->at[x];
-        if (e->kind == ORACLE_WORK || e->kind == ORACLE_EDGE || e->kind == ORACLE_P2P ||
+        if (e->kind == ORACLE_WORK || e->kind == ORACLE_REPLAY || e->kind == ORACLE_EDGE ||
+            e->kind == ORACLE_P2P ||
             (e->kind == ORACLE_GEMM && (e->act == MK_PAIR_DO_ORIGINAL || e->failed)) ||
             (e->kind == ORACLE_OP && e->act == MK_PAIR_DO_NCCL))
             return true;
@@ -293,6 +294,11 @@ bool oracle_in_order(const struct oracle *o, const struct oracle_entry *e, int g
     if (last < 0)
         return true;
     const struct oracle_entry *p = &o->at[last];
+    bool unseen = !p->at.counted || !e->at.counted;
+    for (int i = 0; i < o->n; i++)
+        unseen |= o->at[i].kind == ORACLE_UNPROVED ||
+                  (o->at[i].kind == ORACLE_REPLAY && i > last && o->at[i].stream != p->stream);
+    graphs &= unseen; /* launches of graphs elsewhere */
     if (!p->larger && p->stream == e->stream && p->at.capture == e->at.capture && (e->at.capture || !graphs))
         return true;
     if (g < 0)

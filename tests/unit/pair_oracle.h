@@ -12,6 +12,7 @@ enum oracle_kind {
     ORACLE_WORK,    /* anything foreign on a stream */
     ORACLE_EDGE,    /* an event recorded or waited for, eager or captured */
     ORACLE_CAPTURE, /* a capture begins on the stream */
+    ORACLE_REPLAY,
     ORACLE_UNPROVED,
     ORACLE_NEW,
     ORACLE_AGREED,

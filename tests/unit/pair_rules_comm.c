@@ -347,12 +347,42 @@ static void order_within_one_capture(void **state)
     sim_captured(&s, 0);
     EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, NO_GEMM);
     assert_int_equal(s.out.order, MK_PAIR_WAIT_EVENT);
-    EXPECT(&s, sim_coll(&s, 0, &c), PLAIN,
-           NO_GEMM); /* the graph may be replayed at any time, on any stream */
-    assert_int_equal(s.out.order, MK_PAIR_WAIT_EVENT);
+    EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, NO_GEMM);
+    assert_int_equal(s.out.order, MK_PAIR_IN_ORDER);
     sim_capture(&s, 0);
     EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, NO_GEMM);
     assert_int_equal(s.out.order, MK_PAIR_WAIT_EXTERNAL);
+    sim_end(&s);
+}
+
+/* A graph with operations of the communicator may be launched on any stream; it is seen where enqueues are counted. */
+static void order_after_graphs(void **state)
+{
+    WITH_RANK;
+    const struct mk_pair_gemm g = W1;
+    const struct mk_pair_coll c = sim_coll_of(0, &g);
+    const struct {
+        int replay; /* -1: none */
+        uint8_t counted, order;
+    } cases[] = {{-1, 1, MK_PAIR_IN_ORDER}, {0, 1, MK_PAIR_IN_ORDER},    {3, 1, MK_PAIR_WAIT_EVENT},
+                 {-1, 1, MK_PAIR_IN_ORDER}, {-1, 0, MK_PAIR_WAIT_EVENT}, {-1, 1, MK_PAIR_WAIT_EVENT},
+                 {-1, 1, MK_PAIR_IN_ORDER}};
+    struct mk_pair_event ends = {.kind = MK_PAIR_EV_PROOF_ENDS};
+    sim_capture(&s, 0);
+    EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, NO_GEMM);
+    sim_captured(&s, 0);
+    EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, NO_GEMM);
+    assert_int_equal(s.out.order, MK_PAIR_WAIT_EVENT); /* the captured one was the last */
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        if (cases[i].replay >= 0)
+            sim_replay(&s, cases[i].replay);
+        s.counted = cases[i].counted;
+        EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, NO_GEMM);
+        assert_int_equal(s.out.order, cases[i].order);
+    }
+    sim_step(&s, &ends);
+    EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, NO_GEMM);
+    assert_int_equal(s.out.order, MK_PAIR_WAIT_EVENT);
     sim_end(&s);
 }
 
@@ -436,6 +466,7 @@ int pair_rules_comm(void)
         cmocka_unit_test(groups_are_of_their_thread),
         cmocka_unit_test(order_is_the_stream_or_an_event),
         cmocka_unit_test(order_within_one_capture),
+        cmocka_unit_test(order_after_graphs),
         cmocka_unit_test(order_is_kept_before_g),
         cmocka_unit_test(order_never_ties_two_communicators),
         cmocka_unit_test(order_costs_nothing_where_nothing_is_fused),
