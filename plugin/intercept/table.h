@@ -72,6 +72,15 @@ struct mk_hook_nccl_id { /* ncclUniqueId, passed by value */
 #define MK_ARGS_ncclRecv(A, S)                                                                               \
     A(void *, recv) S() A(size_t, count) S() A(int, dtype) S() A(int, peer) S()                              \
     A(void *, comm) S() A(void *, stream)
+/* from 2.31 on: the same with a configuration */
+#define MK_ARGS_ncclAllReduceConfig(A, S) MK_ARGS_ncclAllReduce(A, S) S() A(const void *, config)
+#define MK_ARGS_ncclReduceScatterConfig(A, S) MK_ARGS_ncclReduceScatter(A, S) S() A(const void *, config)
+#define MK_ARGS_ncclAllGatherConfig(A, S) MK_ARGS_ncclAllGather(A, S) S() A(const void *, config)
+#define MK_ARGS_ncclAlltoAllConfig(A, S) MK_ARGS_ncclAlltoAll(A, S) S() A(const void *, config)
+#define MK_ARGS_ncclReduceConfig(A, S) MK_ARGS_ncclReduce(A, S) S() A(const void *, config)
+#define MK_ARGS_ncclBroadcastConfig(A, S) MK_ARGS_ncclBroadcast(A, S) S() A(const void *, config)
+#define MK_ARGS_ncclGatherConfig(A, S) MK_ARGS_ncclGather(A, S) S() A(const void *, config)
+#define MK_ARGS_ncclScatterConfig(A, S) MK_ARGS_ncclScatter(A, S) S() A(const void *, config)
 #define MK_ARGS_ncclGroupStart(A, S)
 #define MK_ARGS_ncclGroupEnd(A, S)
 #define MK_ARGS_ncclGroupSimulateEnd(A, S) A(void *, info)
@@ -122,6 +131,14 @@ struct mk_hook_nccl_id { /* ncclUniqueId, passed by value */
     X(NCCL, ncclScatter, comm, stream)                                                                       \
     X(NCCL, ncclSend, comm, stream)                                                                          \
     X(NCCL, ncclRecv, comm, stream)                                                                          \
+    X(NCCL, ncclAllReduceConfig, comm, stream)                                                               \
+    X(NCCL, ncclReduceScatterConfig, comm, stream)                                                           \
+    X(NCCL, ncclAllGatherConfig, comm, stream)                                                               \
+    X(NCCL, ncclAlltoAllConfig, comm, stream)                                                                \
+    X(NCCL, ncclReduceConfig, comm, stream)                                                                  \
+    X(NCCL, ncclBroadcastConfig, comm, stream)                                                               \
+    X(NCCL, ncclGatherConfig, comm, stream)                                                                  \
+    X(NCCL, ncclScatterConfig, comm, stream)                                                                 \
     X(NCCL, ncclGroupStart, NULL, NULL)                                                                      \
     X(NCCL, ncclGroupEnd, NULL, NULL)                                                                        \
     X(NCCL, ncclGroupSimulateEnd, NULL, NULL)                                                                \
