@@ -323,10 +323,10 @@ static struct profile_op *take(struct mk_profile *p, uint64_t handle, struct mk_
     return NULL;
 }
 
-void mk_profile_api(struct mk_profile_comm *c)
+void mk_profile_api(struct mk_profile_comm *c, bool p2p)
 {
     if (c && !__atomic_load_n(&forked, __ATOMIC_RELAXED))
-        __atomic_fetch_add(&c->api, 1, __ATOMIC_RELAXED);
+        __atomic_fetch_add(p2p ? &c->api_p2p : &c->api, 1, __ATOMIC_RELAXED);
 }
 
 /* Versions 1 to 3 name the communicator in its events alone. */
@@ -361,7 +361,8 @@ uint64_t mk_profile_begin(struct mk_profile *p, struct mk_profile_comm *c, const
     op->enqueuing = true;
     op->host_begin = now;
     const uint64_t handle = handle_of(p, c, slot, c->gen, COLL);
-    __atomic_fetch_add(&c->colls, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(e->coll == MK_COLL_SEND || e->coll == MK_COLL_RECV ? &c->p2p : &c->colls, 1,
+                       __ATOMIC_RELAXED);
     pthread_mutex_unlock(&c->lock);
     __atomic_fetch_add(&p->colls, 1, __ATOMIC_RELAXED);
     if (wanted(p) != __atomic_load_n(&p->level, __ATOMIC_RELAXED))
@@ -475,7 +476,9 @@ bool mk_profile_counted(struct mk_profile *p, uint64_t id, int rank, struct mk_p
     const struct mk_profile_comm *c = find(p, id, rank);
     if (c) {
         out->api = __atomic_load_n(&c->api, __ATOMIC_RELAXED);
+        out->api_p2p = __atomic_load_n(&c->api_p2p, __ATOMIC_RELAXED);
         out->colls = __atomic_load_n(&c->colls, __ATOMIC_RELAXED);
+        out->p2p = __atomic_load_n(&c->p2p, __ATOMIC_RELAXED);
     }
     pthread_mutex_unlock(&p->lock);
     return c;

@@ -34,7 +34,7 @@ struct mk_profile_comm {
     struct mk_profile_who who;
     char name[64];
     /* under `lock` (overlap_ns of a kind: span_lock); the counts are read without it */
-    uint64_t api, colls, no_room;
+    uint64_t api, api_p2p, colls, p2p, no_room;
     uint32_t gen; /* of the last handle; grows through the lives of this place */
     int nkinds;
     uint64_t key[PROFILE_KINDS];

@@ -3,7 +3,7 @@
 /* The file of a profile: one JSON object,
  *   {"format": "mkernel profile", "version": 1, "host", "pid", "seconds", "state",
  *    "cost": {"events", "seconds"}, "forgotten",
- *    "communicators": [{"id", "rank", "ranks", "nodes", "name", "table", "open", "api_calls", "collectives", "no_room",
+ *    "communicators": [{"id", "rank", "ranks", "nodes", "name", "table", "open", "api_calls", "collectives", "p2p", "no_room",
  *      "kinds": [{"collective", "dtype", "algorithm", "protocol", "channels", "size_class", "clock", "calls", "bytes": [least,
  *        most, all], "host_ns", "host_hist", "timed", "unfinished", "run_ns": [least, most, all], "overlap_ns", "run_hist"}]}]}
  * id is text (hexadecimal: JSON's numbers are too short); a histogram is [bucket, count, bucket, count, ...], buckets as in
@@ -96,9 +96,12 @@ static void communicator(FILE *f, struct mk_profile *p, struct mk_profile_comm *
             "    {\"id\": \"%016llx\", \"rank\": %d, \"ranks\": %d, \"nodes\": %d, \"name\": ", U(c->who.id),
             c->who.rank, c->who.nranks, c->who.nnodes);
     quoted(f, c->name);
-    fprintf(f, ", \"table\": %d, \"open\": %s, \"api_calls\": %llu, \"collectives\": %llu, \"no_room\": %llu",
-            c->who.table, c->live ? "true" : "false", U(__atomic_load_n(&c->api, __ATOMIC_RELAXED)),
-            U(c->colls), U(c->no_room));
+    fprintf(f,
+            ", \"table\": %d, \"open\": %s, \"api_calls\": %llu, \"collectives\": %llu, \"p2p\": %llu, "
+            "\"no_room\": %llu",
+            c->who.table, c->live ? "true" : "false",
+            U(__atomic_load_n(&c->api, __ATOMIC_RELAXED) + __atomic_load_n(&c->api_p2p, __ATOMIC_RELAXED)),
+            U(c->colls), U(c->p2p), U(c->no_room));
     fputs(", \"kinds\": [", f);
     for (int i = 0; i < c->nkinds; i++) {
         profile_copy_kind(p, c, i, k);

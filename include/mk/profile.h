@@ -128,7 +128,7 @@ struct mk_profile_event {
     int rank;
 };
 /* The call of the API (where the version shows it), counted alone. */
-void mk_profile_api(struct mk_profile_comm *c);
+void mk_profile_api(struct mk_profile_comm *c, bool p2p);
 /* A collective is being enqueued, until stop. Returns a handle; 0: none. */
 uint64_t mk_profile_begin(struct mk_profile *p, struct mk_profile_comm *c, const struct mk_profile_event *e);
 /* A channel of it begins to run: at `timer` of the GPU, or, before version 4 of the table, now. A channel that comes once more
@@ -140,8 +140,8 @@ void mk_profile_stop(struct mk_profile *p, uint64_t handle);
 
 /* Witness: what the communicator with this id and rank (-1: any) was given so far. false: there is none. */
 struct mk_profile_count {
-    uint64_t api;   /* calls of the API; 0 throughout: the version does not show them */
-    uint64_t colls; /* collectives enqueued */
+    uint64_t api, api_p2p; /* calls of the API; 0 throughout: the version does not show them */
+    uint64_t colls, p2p;   /* collectives enqueued; sends and receives */
 };
 bool mk_profile_counted(struct mk_profile *p, uint64_t id, int rank, struct mk_profile_count *out);
 /* While the sum of n over the calls is not 0, collectives go on being counted whatever they cost. */

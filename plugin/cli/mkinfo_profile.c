@@ -95,11 +95,11 @@ static void notes(const struct mk_profile_sum *s)
         host |= !s->row[i].k.gpu_clock && s->row[i].k.timed;
         unfinished += s->row[i].k.unfinished;
     }
-    printf(
-        "\n%d file%s, %d communicator%s, %llu collectives; the profile took at most %.2g %% of a process's "
-        "time.\n",
-        s->files, s->files == 1 ? "" : "s", s->communicators, s->communicators == 1 ? "" : "s",
-        (unsigned long long)s->collectives, 100 * s->cost_max);
+    printf("\n%d file%s, %d communicator%s, %llu collectives, %llu sends and receives; the profile took at "
+           "most %.2g %% of a process's "
+           "time.\n",
+           s->files, s->files == 1 ? "" : "s", s->communicators, s->communicators == 1 ? "" : "s",
+           (unsigned long long)s->collectives, (unsigned long long)s->p2p, 100 * s->cost_max);
     printf("Calls and times are of all ranks together; timed: a sample. Bandwidth in GB/s. Overlapped: share "
            "of the "
            "time in\nwhich another timed collective of the same process ran; GEMMs are not seen here.\n");
@@ -182,6 +182,7 @@ static int write_json(const struct mk_profile_sum *s, const char *path)
         mk_json_int(&j, "files", s->files);
         mk_json_int(&j, "communicators", s->communicators);
         mk_json_int(&j, "collectives", (int64_t)s->collectives);
+        mk_json_int(&j, "p2p", (int64_t)s->p2p);
         mk_json_real(&j, "cost_share_max", s->cost_max);
         mk_json_int(&j, "processes_without_gpu_times", s->without_gpu);
         mk_json_int(&j, "processes_off", s->off);

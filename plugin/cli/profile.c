@@ -97,13 +97,13 @@ static uint64_t plus(uint64_t a, uint64_t b) /* what files say may be anything *
 struct reading {
     struct mk_profile_row *row;
     int n, communicators;
-    uint64_t no_room, collectives;
+    uint64_t no_room, collectives, p2p;
 };
 
 static const char *read_comm(const struct mk_json_value *c, struct reading *r)
 {
     const struct mk_json_value *kinds = get(c, "kinds");
-    uint64_t no_room, collectives;
+    uint64_t no_room, collectives, p2p;
     int nranks, nnodes, rank;
     const char *called = mk_json_string(get(c, "name"));
     if (!called || !mk_json_string(get(c, "id")) || !mk_json_i32(get(c, "rank"), &rank) ||
@@ -111,11 +111,12 @@ static const char *read_comm(const struct mk_json_value *c, struct reading *r)
         nnodes < 0 || rank < -1 || (nranks && rank >= nranks))
         return "a communicator without its identity";
     if (!mk_json_u64(get(c, "no_room"), &no_room) || !mk_json_u64(get(c, "collectives"), &collectives) ||
-        !kinds || kinds->kind != MK_JSON_ARRAY)
+        !mk_json_u64(get(c, "p2p"), &p2p) || !kinds || kinds->kind != MK_JSON_ARRAY)
         return "a communicator without its counts";
     r->communicators++;
     r->no_room = plus(r->no_room, no_room);
     r->collectives = plus(r->collectives, collectives);
+    r->p2p = plus(r->p2p, p2p);
     for (const struct mk_json_value *v = kinds->first; v; v = v->next) {
         struct mk_profile_row *row = &r->row[r->n++];
         const char *why = read_kind(v, &row->k);
@@ -232,6 +233,7 @@ static void take(struct mk_profile_sum *s, const struct reading *r)
     s->communicators += r->communicators;
     s->no_room = plus(s->no_room, r->no_room);
     s->collectives = plus(s->collectives, r->collectives);
+    s->p2p = plus(s->p2p, r->p2p);
 }
 
 /* ---- head of a file ---- */

@@ -15,7 +15,7 @@ struct mk_profile_sum {
     int n, room;
     int files, communicators;
     uint64_t no_room, forgotten; /* calls and communicators for which a table had no place */
-    uint64_t collectives;
+    uint64_t collectives, p2p;
     int without_gpu, off; /* processes whose profile cost too much */
     double cost_max;      /* largest share of a process's time that the profile took */
     struct mk_profile_seen {

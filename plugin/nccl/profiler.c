@@ -163,9 +163,9 @@ static int above(void **handle)
     return MK_NCCL_SUCCESS;
 }
 
-static int api(void *ctx, void **handle)
+static int api(void *ctx, void **handle, bool p2p_call)
 {
-    mk_profile_api(ctx);
+    mk_profile_api(ctx, p2p_call);
     return above(handle);
 }
 
@@ -251,7 +251,7 @@ static int start_v1(void *ctx, void **handle, struct mk_nccl_profiler_descr_v1 *
     if (d->type == EVENT_GROUP_API)                                                                          \
         return above(handle);                                                                                \
     if (d->type == EVENT_COLL_API || d->type == EVENT_P2P_API)                                               \
-    return api(ctx, handle)
+    return api(ctx, handle, d->type == EVENT_P2P_API)
 START(2, nMaxChannels, false, 0, HASH, PROXY)
 START(3, nMaxChannels, true, 0, HASH, KERNEL(0))
 START(4, nChannels, true, 0, NO_HASH, KERNEL(d->kernelCh.pTimer))

@@ -76,7 +76,7 @@ profile() {
 {"format": "mkernel profile", "version": 1, "host": "h", "pid": $1, "seconds": 10.5, "state": "on",
  "cost": {"events": 1000, "seconds": 0.021}, "forgotten": 0, "communicators": [
   {"id": "00000000000000aa", "rank": $1, "ranks": 4, "nodes": 2, "name": "tp", "table": 5, "open": false, "api_calls": 100,
-   "collectives": 100, "no_room": 0, "kinds": [
+   "collectives": 100, "p2p": 3, "no_room": 0, "kinds": [
    {"collective": "AllReduce", "dtype": "bfloat16", "algorithm": "RING", "protocol": "SIMPLE", "channels": 8,
     "size_class": 20, "clock": "gpu", "calls": 100, "bytes": [1048576, 1048576, 104857600], "host_ns": 500000,
     "host_hist": [140, 100], "timed": 50, "unfinished": 0, "run_ns": [100000, 100000, 5000000], "overlap_ns": 1250000,
@@ -92,7 +92,7 @@ test_profile() {
     [ ! -s err ] || fail "something on stderr"
     # bucket 216 is 98304 to 102399 ns, its middle 100352: 1 MiB / 100.352 us = 10.45 GB/s, x 2 * 3 / 4
     want_in out '^AllReduce  *1 MiB  *bfloat16  *tp  *2 of 4  *RING  *SIMPLE  *8  *200  *100  *100.4 us  *100.4 us  *10.45  *15.67  *25 %$'
-    want_in out '^2 files, 2 communicators, 200 collectives; the profile took at most 0.2 %'
+    want_in out '^2 files, 2 communicators, 200 collectives, 6 sends and receives; the profile took at most 0.2 %'
     run --json j --profile a b
     want_rc 0
     [ ! -s out ] || fail "something on stdout"

@@ -309,10 +309,16 @@ static void room(void **state)
     }
     assert_true(mk_profile_kind(p, c, 127, &k));
     assert_false(mk_profile_kind(p, c, 128, &k));
-    mk_profile_api(c);
+    mk_profile_api(c, false);
+    mk_profile_api(c, true);
+    mk_profile_api(c, true);
+    e.coll = MK_COLL_RECV;
+    mk_profile_begin(p, c, &e);
     assert_true(mk_profile_counted(p, 1, 0, &n));
     assert_int_equal(n.colls, 200);
     assert_int_equal(n.api, 1);
+    assert_int_equal(n.api_p2p, 2);
+    assert_int_equal(n.p2p, 1);
     assert_true(mk_profile_counted(p, 1, -1, &n));
     assert_false(mk_profile_counted(p, 1, 2, &n));
     mk_profile_leave(p, c);
