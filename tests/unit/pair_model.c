@@ -3,7 +3,8 @@
 /* Random programs on two or three ranks. What the program does is shared; how each rank does it is its own: GEMMs before or
  * not, streams, threads, groups, buffers, foreign work, events, counters, failing launches, when a switch is heard of.
  * Asserted: all ranks choose alike between K and NCCL for every operation number; every decision is what the oracle
- * says (pair_oracle.c), hence none overlaps with anything between; no GEMM of ours waits where two communicators live. */
+ * says (pair_oracle.c), hence none overlaps with anything between; no GEMM of ours waits where two communicators live.
+ * Before that, every short program of one rank on two streams. */
 #include "tests/unit/pair_help.h"
 #include "tests/unit/pair_oracle.h"
 #include <setjmp.h>
@@ -12,6 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
+
+static unsigned runs = 1500;
 
 enum { RANKS = 3, STEPS = 48, COMMS = 2, SWITCHES = 4, INSTANCE = 64, OPS = 16 * INSTANCE };
 
@@ -80,6 +83,7 @@ static void make_program(struct program *p, uint64_t seed)
 struct rank {
     struct sim s;
     struct oracle o;
+    bool calm;                 /* no launch fails */
     uint64_t x, base[COMMS];   /* number at the instance's set-up */
     int changes[COMMS];        /* heard of */
     uint8_t chose[COMMS][OPS]; /* 1 NCCL, 2 K; by number */
@@ -149,7 +153,7 @@ static void gemm(struct rank *r, int stream, const struct mk_pair_gemm *g)
     struct oracle_entry e = entry(r, ORACLE_GEMM, stream);
     e.gemm = *g;
     const uint32_t want = oracle_gemm(&r->o, &e);
-    r->s.fail_g = chance(r, 40);
+    r->s.fail_g = !r->calm && chance(r, 40);
     e.failed = r->s.fail_g && want == MK_PAIR_DO_G;
     sim_gemm(&r->s, stream, g);
     r->s.fail_g = false;
@@ -424,22 +428,27 @@ static void operate(struct rank *r, const struct program *p, const struct step *
         fork_to(r, at, stream, 1); /* the join */
 }
 
+static void begin_rank(struct rank *r, uint64_t seed, const struct mk_pair_options *options)
+{
+    struct oracle_entry *entries = r->o.at;
+    const int most = r->o.most;
+    memset(r, 0, sizeof(*r));
+    r->o.at = entries;
+    r->o.most = most;
+    r->o.deterministic = options->deterministic;
+    r->o.plain = options->plain;
+    r->x = seed * UINT64_C(0xd1342543de82ef95) + 7;
+    sim_start(&r->s, options);
+}
+
 static void run_rank(struct rank *r, const struct program *p, int rank)
 {
     const struct mk_pair_options options = {.witness = SIM_W,
                                             .epilogues = 1u << MK_PAIR_BIAS,
                                             .deterministic = p->deterministic,
                                             .plain = p->seed % 9 == 0 && rank == 1};
-    struct oracle_entry *entries = r->o.at;
     bool captured = false;
-    const int most = r->o.most;
-    memset(r, 0, sizeof(*r));
-    r->o.at = entries;
-    r->o.most = most;
-    r->o.deterministic = p->deterministic;
-    r->o.plain = options.plain;
-    r->x = (p->seed * 8 + (uint64_t)rank) * UINT64_C(0xd1342543de82ef95) + 7;
-    sim_start(&r->s, &options);
+    begin_rank(r, p->seed * 8 + (uint64_t)rank, &options);
     r->s.counted = !chance(r, 4);
     for (int i = 0; i < 3; i++)
         r->s.stream[i].blocking = chance(r, 2);
@@ -467,9 +476,112 @@ static void run_rank(struct rank *r, const struct program *p, int rank)
     sim_end(&r->s);
 }
 
-/* ---- the runs ---- */
+/* ---- every short program on two streams ---- */
 
-static unsigned runs = 1500;
+enum { ACTIONS = 11 };
+
+static void collective(struct rank *r, int stream, const struct mk_pair_gemm *g, bool sum, bool group)
+{
+    struct oracle_entry e = entry(r, ORACLE_OP, stream);
+    e.comm = 0;
+    e.coll = sim_coll_of(0, g);
+    e.coll.sum = sum;
+    e.number = sim_number(&r->s, 0);
+    if (group)
+        sim_group(&r->s);
+    sim_coll(&r->s, stream, &e.coll);
+    if (group)
+        sim_group_end(&r->s);
+    const struct mk_pair_out out = r->s.out;
+    judge(r, &e, &out);
+}
+
+static void act(struct rank *r, int action, bool *captured)
+{
+    struct mk_pair_gemm g = sim_gemm_of(1), h = sim_gemm_of(2);
+    h.c += 0x1000000;
+    switch (action) {
+    case 0:
+        gemm(r, 0, &g);
+        break;
+    case 1:
+        gemm(r, 0, &h);
+        break;
+    case 2:
+        collective(r, 0, &g, true, false);
+        break;
+    case 3:
+        collective(r, 0, &h, true, true);
+        break;
+    case 4:
+        collective(r, 0, &g, false, false);
+        break;
+    case 5:
+        fork_to(r, 0, 1, 0);
+        collective(r, 1, &g, true, false);
+        fork_to(r, 1, 0, 1);
+        break;
+    case 6:
+        sim_foreign(&r->s, 0);
+        add(r, ORACLE_WORK, 0);
+        break;
+    case 7:
+        sim_record(&r->s, 0, 2);
+        add(r, ORACLE_EDGE, 0);
+        break;
+    case 8:
+        if (*captured) {
+            sim_captured(&r->s, 0);
+        } else {
+            sim_capture(&r->s, 0);
+            add(r, ORACLE_CAPTURE, 0);
+        }
+        *captured = !*captured;
+        break;
+    case 9:
+        sim_replay(&r->s, 2);
+        add(r, ORACLE_REPLAY, 2);
+        break;
+    default:
+        r->s.counted = !r->s.counted;
+    }
+}
+
+/* Both sites known, one communicator, then every program of so many actions. */
+static void test_every_short_program(void **state)
+{
+    const struct mk_pair_options options = {.witness = SIM_W, .streams = 4};
+    const int length = runs > 50000 ? 5 : 4;
+    struct rank *r = calloc(1, sizeof(*r));
+    int programs = 1, overlaps = 0;
+    (void)state;
+    assert_non_null(r);
+    r->o.at = malloc(256 * sizeof(*r->o.at));
+    r->o.most = 256;
+    assert_non_null(r->o.at);
+    for (int i = 0; i < length; i++)
+        programs *= ACTIONS;
+    for (int i = 0; i < programs; i++) {
+        bool captured = false;
+        begin_rank(r, 1, &options);
+        r->calm = true;
+        renew(r, 0);
+        sim_switch(&r->s, 0, r->base[0], MK_PAIR_FUSED);
+        add_comm(r, ORACLE_SWITCH, 0, r->base[0], MK_PAIR_FUSED);
+        for (int known = 0; known < 4; known++)
+            act(r, known < 2 ? 2 * known : known == 2 ? 1 : 3, &captured);
+        for (int n = 0, left = i; n < length; n++, left /= ACTIONS)
+            act(r, left % ACTIONS, &captured);
+        overlaps += r->overlaps;
+        sim_end(&r->s);
+    }
+    printf("%d programs of %d actions: %d overlapped\n", programs, length, overlaps);
+    assert_true(overlaps > programs / 50);
+    free(r->o.at);
+    free(r);
+}
+
+/* ---- the runs ---- */
 
 static void test_random_programs(void **state)
 {
@@ -516,7 +628,8 @@ static void test_random_programs(void **state)
 
 int pair_model(unsigned n)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_random_programs)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_every_short_program),
+                                       cmocka_unit_test(test_random_programs)};
     runs = n;
     return cmocka_run_group_tests_name("pair model", tests, NULL, NULL);
 }
