@@ -47,7 +47,7 @@ static void mean_of(const double *v, int n, double *mean, double *worst)
 struct ctl_sum ctl_sum_of(const struct ctl_case *cases, int n, int rounds)
 {
     struct ctl_sum s;
-    double ratio[CTL_CASES], mean, worst;
+    double ratio[CTL_CASES] = {0}, mean, worst;
     int most = CTL_BUDGETS;
     memset(&s, 0, sizeof(s));
     for (int i = 0; i < n; i++) {
