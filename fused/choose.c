@@ -145,7 +145,6 @@ void mk_choose_close(struct mk_comm *comm, bool mine)
     if (!c)
         return;
     if (mine) {
-        mk_boot_on_said(comm->boot, NULL, NULL);
         pthread_cond_destroy(&c->cond);
         pthread_mutex_destroy(&c->lock);
     }

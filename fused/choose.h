@@ -34,7 +34,7 @@ bool mk_choose_note(struct mk_choose_times *t, const struct mk_choice *choice, u
 
 /* Needs the bootstrap, and comm->may_choose; makes nothing otherwise. */
 int mk_choose_open(struct mk_comm *comm);
-/* Last: when nobody calls mk_comm_fail any more. mine: not in a forked child. */
+/* After the bootstrap's end, with which its thread, and so mk_choose_said, has ended. mine: not in a forked child. */
 void mk_choose_close(struct mk_comm *comm, bool mine);
 /* Under call_lock, once for each call, the same on all ranks. Waits where a switch is being decided. */
 int mk_choose_begin(struct mk_comm *comm, const struct mk_gemm_call *call, struct mk_choice *out);
