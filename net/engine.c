@@ -182,6 +182,22 @@ int mk_engine_reg_export(struct mk_engine *e, struct mk_export *x, struct mk_mr 
     return ret ? ret : keep_mr(e, mr, out);
 }
 
+int mk_engine_reg_dmabuf(struct mk_engine *e, int fd, uint64_t offset, void *addr, size_t len,
+                         struct mk_mr **out)
+{
+    struct mk_mr *mr;
+    if (!e->caps.dmabuf || !e->ops->reg_dmabuf)
+        return mk_fail(MK_ERR_UNSUPPORTED, "NET", "%s %s takes no dma-buf", e->caps.transport,
+                       e->caps.provider);
+    const int ret = e->ops->reg_dmabuf(e->dev, fd, offset, addr, len, &mr);
+    return ret ? ret : keep_mr(e, mr, out);
+}
+
+int mk_mr_flush(struct mk_mr *mr)
+{
+    return mr->gpu && mr->dev->ops->flush ? mr->dev->ops->flush(mr) : 0;
+}
+
 bool mk_mr_on_gpu(const struct mk_mr *mr)
 {
     return mr->gpu;

@@ -412,7 +412,7 @@ void mk_p2p_close(struct mk_p2p *p)
 
 /* ---- memory ---- */
 
-int mk_p2p_reg(struct mk_p2p_comm *c, void *addr, size_t len, struct mk_p2p_mr **out)
+static int mr_new(struct mk_p2p_comm *c, void *addr, size_t len, struct mk_p2p_mr **out)
 {
     if (!addr || !len)
         return mk_fail(MK_ERR_INVALID, "NET", "registering %zu bytes at %p", len, addr);
@@ -423,21 +423,61 @@ int mk_p2p_reg(struct mk_p2p_comm *c, void *addr, size_t len, struct mk_p2p_mr *
     m->addr = addr;
     m->len = len;
     m->shadow.fd = -1;
-    struct mk_export *x[MK_P2P_RAILS] = {NULL};
-    /* may wait for kernels that wait for us: without the lock */
-    int ret = mk_p2p_ports_export(c->p, addr, len, x);
-    pthread_mutex_lock(&c->p->lock);
-    ret = mk_p2p_ports_reg(c->p, m, x, ret);
-    if (!ret) {
-        m->gpu = mk_mr_on_gpu(m->mr);
-        m->number = c->nspare ? c->spare_mr[--c->nspare] : c->next_mr++;
-        m->next = c->mrs;
-        c->mrs = m;
-        *out = m;
-    }
-    pthread_mutex_unlock(&c->p->lock);
-    if (ret)
+    *out = m;
+    return 0;
+}
+
+/* It is registered, or was not. */
+static int mr_add(struct mk_p2p_mr *m, int ret, struct mk_p2p_mr **out)
+{
+    struct mk_p2p_comm *c = m->c;
+    if (ret) {
         free(m);
+        return ret;
+    }
+    m->gpu = mk_mr_on_gpu(m->mr);
+    m->number = c->nspare ? c->spare_mr[--c->nspare] : c->next_mr++;
+    m->next = c->mrs;
+    c->mrs = m;
+    *out = m;
+    return 0;
+}
+
+int mk_p2p_reg(struct mk_p2p_comm *c, void *addr, size_t len, struct mk_p2p_mr **out)
+{
+    struct mk_p2p_mr *m = NULL;
+    struct mk_export *x[MK_P2P_RAILS] = {NULL};
+    int ret = mr_new(c, addr, len, &m);
+    if (ret)
+        return ret;
+    /* may wait for kernels that wait for us: without the lock */
+    ret = mk_p2p_ports_export(c->p, addr, len, x);
+    pthread_mutex_lock(&c->p->lock);
+    ret = mr_add(m, mk_p2p_ports_reg(c->p, m, x, ret), out);
+    pthread_mutex_unlock(&c->p->lock);
+    return ret;
+}
+
+int mk_p2p_reg_dmabuf(struct mk_p2p_comm *c, void *addr, size_t len, uint64_t offset, int fd,
+                      struct mk_p2p_mr **out)
+{
+    struct mk_p2p_mr *m = NULL;
+    int ret = mr_new(c, addr, len, &m);
+    if (ret)
+        return ret;
+    pthread_mutex_lock(&c->p->lock);
+    ret = mr_add(m, mk_p2p_ports_dmabuf(c->p, m, fd, offset), out);
+    pthread_mutex_unlock(&c->p->lock);
+    return ret;
+}
+
+int mk_p2p_flush(struct mk_p2p_comm *c, struct mk_p2p_mr *mr)
+{
+    pthread_mutex_lock(&c->p->lock);
+    int ret = mk_mr_flush(mr->mr);
+    for (unsigned i = 1; i < c->p->nports && !ret; i++)
+        ret = mk_mr_flush(mr->port[i - 1].mr);
+    pthread_mutex_unlock(&c->p->lock);
     return ret;
 }
 

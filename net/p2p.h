@@ -300,6 +300,7 @@ int mk_p2p_ports_progress(struct mk_p2p *p); /* all of them: events, or an error
  * failed. shadow: the same for m's twin; dereg: both. */
 int mk_p2p_ports_export(struct mk_p2p *p, void *addr, size_t len, struct mk_export *x[MK_P2P_RAILS]);
 int mk_p2p_ports_reg(struct mk_p2p *p, struct mk_p2p_mr *m, struct mk_export *x[MK_P2P_RAILS], int ret);
+int mk_p2p_ports_dmabuf(struct mk_p2p *p, struct mk_p2p_mr *m, int fd, uint64_t offset);
 int mk_p2p_ports_shadow(struct mk_p2p *p, struct mk_p2p_mr *m);
 void mk_p2p_ports_dereg(struct mk_p2p *p, struct mk_p2p_mr *m);
 /* The further links of a comm, in the order of its life. */

@@ -94,6 +94,20 @@ int mk_p2p_ports_reg(struct mk_p2p *p, struct mk_p2p_mr *m, struct mk_export *x[
     return ret;
 }
 
+int mk_p2p_ports_dmabuf(struct mk_p2p *p, struct mk_p2p_mr *m, int fd, uint64_t offset)
+{
+    int ret = 0;
+    for (unsigned i = 0; i < p->nports && !ret; i++) {
+        struct mk_mr **mr = i ? &m->port[i - 1].mr : &m->mr;
+        ret = mk_engine_reg_dmabuf(engine_of(p, i), fd, offset, m->addr, m->len, mr);
+        if (!ret)
+            mk_mr_key(*mr, i ? &m->port[i - 1].key : &m->key);
+    }
+    if (ret)
+        mk_p2p_ports_dereg(p, m);
+    return ret;
+}
+
 int mk_p2p_ports_shadow(struct mk_p2p *p, struct mk_p2p_mr *m)
 {
     int ret = mk_engine_reg(p->e, m->shadow.addr, m->len, &m->shadow, &m->shadow_mr);

@@ -92,6 +92,12 @@ struct mk_net_ops {
     int (*export)(struct mk_dev *dev, void *addr, size_t len, struct mk_export **out);
     int (*reg_export)(struct mk_export *x, struct mk_mr **out);
     int (*fill)(struct mk_mr *mr, uint64_t off, const void *from, uint32_t len);
+    /* caps.dmabuf only, else NULL: a GPU's memory, handed over as a descriptor that stays the caller's; addr: what it is
+     * called here. fill is there too. */
+    int (*reg_dmabuf)(struct mk_dev *dev, int fd, uint64_t offset, void *addr, size_t len, struct mk_mr **out);
+    /* What peers have written into mr, as far as their writes are complete here, is visible to the GPU when it returns, in
+     * some microseconds. NULL: it is without. */
+    int (*flush)(struct mk_mr *mr);
     void (*key)(const struct mk_mr *mr, struct mk_net_key *out);
     int (*import)(struct mk_conn *c, const struct mk_net_key *key, struct mk_rmem **out);
     void (*unimport)(struct mk_rmem *r);

@@ -40,8 +40,8 @@ struct mk_caps {
         shm_only; /* peers can write only memory that lies in a memfd (mk_engine_reg with shm), or on a GPU */
     /* what is under way goes on after a deregistration: memory must be quiet before it */
     bool late_writes;
-    bool gpu_memory; /* mk_engine_reg takes pointers to GPU memory (without shm) */
-    bool dmabuf;
+    bool gpu_memory;         /* mk_engine_reg takes pointers to GPU memory (without shm) */
+    bool dmabuf;             /* mk_engine_reg_dmabuf is there */
     bool head;               /* a write may take its first bytes from other memory than the rest */
     unsigned immediate_bits; /* 0 or >= 32 */
     unsigned max_batch;      /* work requests the transport takes in one post */
@@ -84,7 +84,12 @@ void mk_mr_dereg(struct mk_mr *mr); /* NULL allowed */
 struct mk_export;
 int mk_engine_export(struct mk_engine *e, void *addr, size_t len, struct mk_export **out);
 int mk_engine_reg_export(struct mk_engine *e, struct mk_export *x, struct mk_mr **out);
+/* Memory of a GPU that another part of the process has exported as a dma-buf; the descriptor stays the caller's. */
+int mk_engine_reg_dmabuf(struct mk_engine *e, int fd, uint64_t offset, void *addr, size_t len,
+                         struct mk_mr **out);
 bool mk_mr_on_gpu(const struct mk_mr *mr);
+/* What peers have written there, as far as we know of it, is visible to the GPU afterwards. */
+int mk_mr_flush(struct mk_mr *mr);
 /* Writes host memory into registered GPU memory of our own; returns when it is there, in some microseconds. */
 int mk_mr_fill(struct mk_mr *mr, uint64_t off, const void *from, uint32_t len);
 

@@ -66,7 +66,12 @@ void mk_p2p_comm_close(struct mk_p2p_comm *c);
 /* Memory of messages on this comm, GPU memory too where the network's caps say so; may run while others send and receive
  * on it. */
 int mk_p2p_reg(struct mk_p2p_comm *c, void *addr, size_t len, struct mk_p2p_mr **out);
+/* GPU memory as a dma-buf, where the network's caps say so; fd stays the caller's. */
+int mk_p2p_reg_dmabuf(struct mk_p2p_comm *c, void *addr, size_t len, uint64_t offset, int fd,
+                      struct mk_p2p_mr **out);
 bool mk_p2p_on_gpu(const struct mk_p2p_mr *mr);
+/* What was received there is visible to kernels that start afterwards, whatever the way of writes into this GPU. */
+int mk_p2p_flush(struct mk_p2p_comm *c, struct mk_p2p_mr *mr);
 void mk_p2p_dereg(struct mk_p2p_comm *c, struct mk_p2p_mr *mr);
 
 /* mr may be NULL where the size is at most MK_P2P_EAGER, in host memory. The buffer must stay until test says done. */

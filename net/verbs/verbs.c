@@ -7,6 +7,7 @@
  *   verbs_conn.c   connections: queue pairs
  *   verbs_post.c   post and poll
  *   verbs_event.c  what the device says by itself
+ *   verbs_gpu.c    memory of GPUs, as dma-bufs
  *   verbs.c        device, memory, sleeping, the table
  *
  * The device moves bytes by itself: a target's memory changes also while nobody there polls. Order between writes of a
@@ -46,6 +47,7 @@ int mk_verbs_fail(const struct mk_verbs_dev *d, const char *what, int err)
 
 static void destroy(struct mk_verbs_dev *d)
 {
+    mk_verbs_self_close(d);
     if (d->cq)
         d->lib->destroy_cq(d->cq);
     if (d->channel)
@@ -118,7 +120,7 @@ static void fill_caps(const struct mk_settings *s, struct mk_verbs_dev *d)
     caps->target_progress = true;
     caps->delivery_complete = true; /* what it means: build() in verbs_post.c */
     caps->gpu_memory = false;
-    caps->dmabuf = false;
+    caps->dmabuf = mk_verbs_takes_dmabuf(d);
     caps->immediate_bits = 32;
     caps->max_batch = MK_VERBS_LIST;
     caps->depth = d->depth;
@@ -283,6 +285,9 @@ const struct mk_net_ops mk_verbs_ops = {
     .conn_close = mk_verbs_conn_close,
     .reg = reg,
     .dereg = dereg,
+    .reg_dmabuf = mk_verbs_reg_dmabuf,
+    .fill = mk_verbs_fill,
+    .flush = mk_verbs_flush,
     .key = key,
     .import = import,
     .unimport = unimport,

@@ -85,8 +85,17 @@ struct mk_verbs_conn {
     struct mk_verbs_sent sent[MK_VERBS_DEPTH];
 };
 
+/* A queue pair of the device with itself. */
+struct mk_verbs_self {
+    struct ibv_qp *qp;
+    struct ibv_cq *cq;
+    struct ibv_mr *mr;
+    void *bounce;
+};
+
 struct mk_verbs_dev {
     struct mk_dev base;
+    struct mk_verbs_self self; /* made with the first memory of a GPU */
     const struct mk_verbs_lib *lib;
     struct ibv_context *ctx;
     struct ibv_pd *pd;
@@ -132,6 +141,18 @@ int mk_verbs_fail(const struct mk_verbs_dev *d, const char *what, int err);
 int mk_verbs_conn_open(struct mk_dev *dev, struct mk_net_addr *mine, struct mk_conn **out);
 int mk_verbs_conn_connect(struct mk_conn *conn, const struct mk_net_addr *peer);
 void mk_verbs_conn_close(struct mk_conn *conn);
+
+/* From INIT to ready; the peer's part is only its address. */
+int mk_verbs_ready(const struct mk_verbs_dev *d, struct ibv_qp *qp, uint32_t psn,
+                   const struct mk_verbs_addr *a);
+
+/* verbs_gpu.c: memory of GPUs. Does the device take it? Then how. */
+bool mk_verbs_takes_dmabuf(const struct mk_verbs_dev *d);
+int mk_verbs_reg_dmabuf(struct mk_dev *dev, int fd, uint64_t offset, void *addr, size_t len,
+                        struct mk_mr **out);
+int mk_verbs_fill(struct mk_mr *mr, uint64_t off, const void *from, uint32_t len);
+int mk_verbs_flush(struct mk_mr *mr);
+void mk_verbs_self_close(struct mk_verbs_dev *d);
 
 /* verbs_port.c: the device, port and GID to use; leaves ctx open */
 int mk_verbs_choose(const struct mk_settings *s, struct mk_verbs_dev *d);

@@ -148,11 +148,10 @@ int mk_verbs_conn_open(struct mk_dev *dev, struct mk_net_addr *mine, struct mk_c
     return 0;
 }
 
-/* INIT to ready-to-receive to ready-to-send; the peer's part is only its address. What a side sends before the other
- * got here is repeated by the device. */
-static int go_ready(struct mk_verbs_conn *c, const struct mk_verbs_addr *a)
+/* INIT to ready-to-receive to ready-to-send. What a side sends before the other got here is repeated by the device. */
+int mk_verbs_ready(const struct mk_verbs_dev *d, struct ibv_qp *qp, uint32_t psn,
+                   const struct mk_verbs_addr *a)
 {
-    const struct mk_verbs_dev *d = c->dev;
     struct ibv_qp_attr attr;
     memset(&attr, 0, sizeof(attr));
     attr.qp_state = IBV_QPS_RTR;
@@ -167,7 +166,7 @@ static int go_ready(struct mk_verbs_conn *c, const struct mk_verbs_addr *a)
     memcpy(attr.ah_attr.grh.dgid.raw, a->gid, sizeof(a->gid));
     attr.ah_attr.grh.sgid_index = (uint8_t)d->gid_index;
     attr.ah_attr.grh.hop_limit = 64;
-    int err = d->lib->modify_qp(c->qp, &attr,
+    int err = d->lib->modify_qp(qp, &attr,
                                 IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                                     IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
     if (err)
@@ -175,12 +174,12 @@ static int go_ready(struct mk_verbs_conn *c, const struct mk_verbs_addr *a)
                        strerror(err));
     memset(&attr, 0, sizeof(attr));
     attr.qp_state = IBV_QPS_RTS;
-    attr.sq_psn = c->psn;
+    attr.sq_psn = psn;
     attr.timeout = d->ack_timeout;
     attr.retry_cnt = MK_VERBS_RETRIES;
     attr.rnr_retry = MK_VERBS_RNR_RETRIES;
     attr.max_rd_atomic = 1;
-    err = d->lib->modify_qp(c->qp, &attr,
+    err = d->lib->modify_qp(qp, &attr,
                             IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
                                 IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
     return err ? mk_verbs_fail(d, "readying a queue pair to send", err) : 0;
@@ -200,7 +199,7 @@ int mk_verbs_conn_connect(struct mk_conn *conn, const struct mk_net_addr *peer)
     if (a.link_layer != c->dev->link_layer)
         return mk_fail(MK_ERR_MISMATCH, "NET", "verbs: %s and the peer's %s: one is InfiniBand, one Ethernet",
                        c->dev->name, a.device);
-    const int ret = go_ready(c, &a);
+    const int ret = mk_verbs_ready(c->dev, c->qp, c->psn, &a);
     if (ret)
         return ret;
     c->connected = true;

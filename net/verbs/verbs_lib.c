@@ -64,6 +64,7 @@ static int open_locked(void)
         }
         *(void **)((char *)&lib + functions[i].at) = p;
     }
+    *(void **)&lib.reg_dmabuf_mr = dlsym(h, "ibv_reg_dmabuf_mr");
     /* Kernels before 5.12 give a forked child's writes to the parent's registered pages a copy on the wrong side.
      * It fails where memory was registered before, by somebody else: nothing is lost then but this protection. */
     *(void **)&fork_init = dlsym(h, "ibv_fork_init");

@@ -35,6 +35,9 @@ struct mk_verbs_lib {
     void (*ack_async_event)(struct ibv_async_event *event);
     const char *(*wc_status_str)(enum ibv_wc_status status);
     const char *(*event_type_str)(enum ibv_event_type event);
+    /* since rdma-core 34; NULL: not in this library */
+    struct ibv_mr *(*reg_dmabuf_mr)(struct ibv_pd *pd, uint64_t offset, size_t len, uint64_t iova, int fd,
+                                    int access);
 };
 
 /* Opened once and never closed: providers stay loaded. UNSUPPORTED: not on this machine. Any thread. */

@@ -70,10 +70,11 @@ static void say_device(const struct mk_p2p_info *i)
 {
     MK_INFO("NET", "device %s: %s, provider %s, interface %s, %d Mb/s; %s%s", i->name, i->caps->transport,
             i->caps->provider, i->interface, i->mbps,
-            i->caps->gpu_memory
+            i->caps->dmabuf ? "GPU memory too, as dma-buf"
+            : i->caps->gpu_memory
                 ? "GPU memory too (it is on no PCI bus: NCCL uses that with NCCL_NET_GDR_LEVEL=SYS)"
                 : "host memory only: GPU memory is not reached here by ",
-            i->caps->gpu_memory ? "" : i->caps->provider);
+            i->caps->gpu_memory || i->caps->dmabuf ? "" : i->caps->provider);
 }
 
 /* Device `at` was opened: what NCCL is told of it. Names are unique; they stay as they were. */

@@ -39,6 +39,8 @@ int mk_nccl_listen(int dev, void *handle, void **listen_comm);
 int mk_nccl_connect(int dev, void *handle, void **send_comm);
 int mk_nccl_accept(void *listen_comm, void **recv_comm);
 int mk_nccl_reg(void *comm, void *data, size_t size, int type, void **mhandle);
+int mk_nccl_reg_dmabuf(void *comm, void *data, size_t size, int type, uint64_t offset, int fd,
+                       void **mhandle);
 int mk_nccl_dereg(void *comm, void *mhandle);
 int mk_nccl_isend(void *send_comm, void *data, size_t size, int tag, void *mhandle, void **request);
 int mk_nccl_irecv(void *recv_comm, int n, void **data, size_t *sizes, int *tags, void **mhandles,

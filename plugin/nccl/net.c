@@ -47,7 +47,8 @@ int mk_nccl_props(int dev, struct mk_nccl_net_props_v12 *props)
     props->name = (char *)i->name;
     props->pciPath = i->pci_path[0] ? (char *)i->pci_path : NULL;
     props->guid = i->guid;
-    props->ptrSupport = MK_NCCL_PTR_HOST | (i->caps->gpu_memory ? MK_NCCL_PTR_CUDA : 0);
+    props->ptrSupport = MK_NCCL_PTR_HOST | (i->caps->gpu_memory ? MK_NCCL_PTR_CUDA : 0) |
+                        (i->caps->dmabuf ? MK_NCCL_PTR_DMABUF : 0);
     props->regIsGlobal = 0;
     props->forceFlush = 0;
     props->speed = i->mbps;
@@ -169,6 +170,19 @@ int mk_nccl_reg(void *comm, void *data, size_t size, int type, void **mhandle)
     return mk_nccl_result(ret);
 }
 
+int mk_nccl_reg_dmabuf(void *comm, void *data, size_t size, int type, uint64_t offset, int fd, void **mhandle)
+{
+    struct mk_p2p_mr *m = NULL;
+    if (!comm || !mhandle)
+        return bad_argument("regMrDmaBuf: no comm, or no place for the handle");
+    *mhandle = NULL;
+    if (type != MK_NCCL_PTR_CUDA || fd < 0)
+        return bad_argument("regMrDmaBuf: not CUDA memory, or no descriptor of it");
+    const int ret = mk_p2p_reg_dmabuf(comm, data, size, offset, fd, &m);
+    *mhandle = m;
+    return mk_nccl_result(ret);
+}
+
 int mk_nccl_dereg(void *comm, void *mhandle)
 {
     if (comm && mhandle)
@@ -210,13 +224,22 @@ int mk_nccl_irecv(void *recv_comm, int n, void **data, size_t *sizes, int *tags,
     return MK_NCCL_SUCCESS;
 }
 
-/* What was received is visible, in GPU memory too: its copy was complete before we heard of it. */
+/* Done when it returns: a card needs microseconds for it. Where it is mknic that writes GPU memory, what was received is
+ * visible without: its copy was complete before we heard of it. */
 int mk_nccl_iflush(void *recv_comm, int n, void **data, int *sizes, void **mhandles, void **request)
 {
-    (void)recv_comm, (void)n, (void)data, (void)sizes, (void)mhandles;
+    int ret = 0;
+    (void)data;
     if (request)
         *request = NULL;
-    return MK_NCCL_SUCCESS;
+    if (!recv_comm || !mhandles)
+        return MK_NCCL_SUCCESS;
+    int i = 0;
+    while (i < n && !(mhandles[i] && (!sizes || sizes[i] > 0) && mk_p2p_on_gpu(mhandles[i])))
+        i++;
+    if (i < n) /* one answers for all that the card wrote before */
+        ret = mk_p2p_flush(recv_comm, mhandles[i]);
+    return mk_nccl_result(ret);
 }
 
 int mk_nccl_test(void *request, int *done, int *sizes)
@@ -318,7 +341,7 @@ static int props_v11(int dev, struct mk_nccl_net_props_v11 *props)
     return MK_NCCL_SUCCESS;
 }
 
-/* Left out: dma-buf (no transport takes it yet), device offload, hints. NCCL knows each as "not there". */
+/* Left out: device offload, hints. NCCL knows each as "not there". */
 const struct mk_nccl_net_v12 ncclNetPlugin_v12 = {
     .name = MK_NCCL_NAME,
     .init = net_init,
@@ -328,7 +351,7 @@ const struct mk_nccl_net_v12 ncclNetPlugin_v12 = {
     .connect = net_connect,
     .accept = net_accept,
     .regMr = mk_nccl_reg,
-    .regMrDmaBuf = NULL,
+    .regMrDmaBuf = mk_nccl_reg_dmabuf,
     .deregMr = mk_nccl_dereg,
     .isend = net_isend,
     .irecv = net_irecv,
@@ -353,7 +376,7 @@ const struct mk_nccl_net_v11 ncclNetPlugin_v11 = {
     .connect = net_connect,
     .accept = net_accept,
     .regMr = mk_nccl_reg,
-    .regMrDmaBuf = NULL,
+    .regMrDmaBuf = mk_nccl_reg_dmabuf,
     .deregMr = mk_nccl_dereg,
     .isend = net_isend,
     .irecv = net_irecv,

@@ -41,6 +41,8 @@ static const char help[] =
     "auto)\n"
     "  --no-raw          without the bound, for a network that libfabric does not reach\n"
     "  --json FILE       every figure as JSON\n"
+    "PATH:N takes the plugin's first N devices merged into one, as NCCL merges NICs (makeVDevice), PATH "
+    "alone the first.\n"
     "Ratios are medians of the rounds' own ratios, with their 95 % interval. Bandwidth: more is better. "
     "Latency (one\n"
     "way, half of there and back): less is better.\n"

@@ -5,7 +5,9 @@
 #include "plugin/cli/cli.h"
 #include "tests/bench/plugin.h"
 #include "tests/plugin/caller.h"
+#include <limits.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +15,7 @@
 struct so {
     struct net_peer *p;
     struct caller c;
+    int merge, dev; /* how many devices are made one; the one that is used */
     char name[128];
     void *send, *recv;       /* comms */
     void *send_mr, *recv_mr; /* the whole memory */
@@ -49,13 +52,13 @@ static int meet(struct so *s)
     unsigned spins = 0;
     const uint64_t begin = mk_time_ns();
     memset(mine, 0, sizeof(mine));
-    int ret = caller_listen(&s->c, 0, mine, &listen);
+    int ret = caller_listen(&s->c, s->dev, mine, &listen);
     if (ret)
         return bad(s, "listen", ret);
     if (net_swap(s->p, mine, theirs, sizeof(mine)))
         return mk_fail(MK_ERR_PEER, "CLI", "the other process is gone");
     while (!s->send || !s->recv) {
-        if (!s->send && (ret = caller_connect(&s->c, 0, theirs, &s->send)))
+        if (!s->send && (ret = caller_connect(&s->c, s->dev, theirs, &s->send)))
             return bad(s, "connect", ret);
         if (!s->recv && (ret = caller_accept(&s->c, listen, &s->recv)))
             return bad(s, "accept", ret);
@@ -90,7 +93,10 @@ static int set_up(struct so *s)
     ret = caller_devices(&s->c, &ndev);
     if (ret || ndev < 1)
         return bad(s, "devices", ret);
-    ret = caller_properties(&s->c, 0, 0, &props);
+    static const int devs[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+    if (s->merge > 1 && (ret = caller_merge(&s->c, s->merge, devs, &s->dev)))
+        return bad(s, "makeVDevice", ret);
+    ret = caller_properties(&s->c, s->dev, 0, &props);
     if (ret)
         return bad(s, "getProperties", ret);
     snprintf(s->name, sizeof(s->name), "%s v%d, device %s", *(const char *const *)s->c.t.any, s->c.version,
@@ -106,14 +112,18 @@ static int set_up(struct so *s)
 
 static int so_open(struct net_peer *p, const char *path, int version, void **out)
 {
-    const char *why = "";
-    void *lib = caller_load(path, &why);
+    const char *why = "", *colon = strrchr(path, ':');
+    const int merge = colon ? atoi(colon + 1) : 0;
+    char file[PATH_MAX];
+    snprintf(file, sizeof(file), "%.*s", (int)(merge ? colon - path : (ptrdiff_t)strlen(path)), path);
+    void *lib = caller_load(file, &why);
     struct so *s = calloc(1, sizeof(*s));
     if (!lib || !s) {
         free(s);
         return mk_fail(MK_ERR_INVALID, "CLI", "%s: %s", path, lib ? "no memory" : why);
     }
     s->p = p;
+    s->merge = merge;
     snprintf(s->name, sizeof(s->name), "%.100s", path);
     for (int v = version ? version : CALLER_NEWEST; !s->c.t.any && v >= CALLER_OLDEST; v--)
         if (!caller_table(lib, v, &s->c) && version)

@@ -36,8 +36,8 @@ int main(int argc, char **argv)
 {
     static const char *const absent[] = {"ncclCollNetPlugin_v", "ncclGinPlugin_v", "ncclRmaPlugin_v",
                                          "ncclEnvPlugin_v"};
-    /* offsets: 64 dma-buf, 136 getDeviceMr, 144 irecvConsumed, 168 setNetAttr */
-    const uint64_t dma = 1u << 8, device = 3u << 17, attr = 1u << 21;
+    /* offsets: 136 getDeviceMr, 144 irecvConsumed, 168 setNetAttr */
+    const uint64_t device = 3u << 17, attr = 1u << 21;
     if (argc != 2)
         return 1;
     void *object = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
@@ -45,13 +45,13 @@ int main(int argc, char **argv)
         printf("%s\n", dlerror());
         return 1;
     }
-    table(object, "ncclNetPlugin_v", 6, 17, dma);
-    table(object, "ncclNetPlugin_v", 7, 19, dma | device);
-    table(object, "ncclNetPlugin_v", 8, 19, dma | device);
-    table(object, "ncclNetPlugin_v", 9, 20, dma | device);
-    table(object, "ncclNetPlugin_v", 10, 20, dma | device);
-    table(object, "ncclNetPlugin_v", 11, 22, dma | device | attr);
-    table(object, "ncclNetPlugin_v", 12, 22, dma | device | attr);
+    table(object, "ncclNetPlugin_v", 6, 17, 0);
+    table(object, "ncclNetPlugin_v", 7, 19, device);
+    table(object, "ncclNetPlugin_v", 8, 19, device);
+    table(object, "ncclNetPlugin_v", 9, 20, device);
+    table(object, "ncclNetPlugin_v", 10, 20, device);
+    table(object, "ncclNetPlugin_v", 11, 22, device | attr);
+    table(object, "ncclNetPlugin_v", 12, 22, device | attr);
     for (int v = 2; v <= 5; v++)
         table(object, "ncclTunerPlugin_v", v, 4, 0);
     table(object, "ncclTunerPlugin_v", 6, 5, 1u << 4);

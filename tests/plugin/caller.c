@@ -49,6 +49,21 @@ int caller_devices(const struct caller *c, int *ndev)
     return c->t.v6->devices(ndev);
 }
 
+int caller_merge(const struct caller *c, int n, const int devs[8], int *dev)
+{
+    struct mk_nccl_vdevice_v12 new;
+    struct mk_nccl_vdevice v;
+    new.ndevs = v.ndevs = n;
+    memcpy(new.devs, devs, sizeof(new.devs));
+    memcpy(v.devs, devs, sizeof(v.devs));
+    if (c->version < 9)
+        return MK_NCCL_INVALID_USAGE;
+    if (c->version == 12)
+        return c->t.v12->makeVDevice ? c->t.v12->makeVDevice(dev, &new) : MK_NCCL_INVALID_USAGE;
+    /* at the same place in these three */
+    return c->t.v9->makeVDevice ? c->t.v9->makeVDevice(dev, &v) : MK_NCCL_INVALID_USAGE;
+}
+
 /* clang-format off */
 #define ASK(V)                                                                                               \
     struct mk_nccl_net_props_v##V p;                                                                         \

@@ -46,6 +46,8 @@ bool caller_table(void *lib, int version, struct caller *out);
 int caller_init(struct caller *c, mk_nccl_logger_fn log);
 int caller_finalize(struct caller *c); /* before v11: nothing to call, 0 */
 int caller_devices(const struct caller *c, int *ndev);
+/* makeVDevice; devs: 8 of them, whatever n is. Where the table lacks it: an error. */
+int caller_merge(const struct caller *c, int n, const int devs[8], int *dev);
 /* Every byte of the plugin's struct is `poison` before the call. */
 int caller_properties(const struct caller *c, int dev, int poison, struct caller_props *out);
 int caller_listen(const struct caller *c, int dev, void *handle, void **comm);
