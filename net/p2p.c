@@ -146,7 +146,7 @@ static int halves_new(struct mk_p2p_comm *c, bool sends)
     return 0;
 }
 
-int mk_p2p_comm_new(struct mk_p2p *p, bool sends, const char *peer_name, unsigned rails,
+int mk_p2p_comm_new(struct mk_p2p *p, bool sends, const char *peer_name, const struct mk_p2p_side *offer,
                     struct mk_p2p_side *mine, struct mk_p2p_comm **out)
 {
     struct mk_p2p_comm *c = calloc(1, sizeof(*c));
@@ -160,13 +160,14 @@ int mk_p2p_comm_new(struct mk_p2p *p, bool sends, const char *peer_name, unsigne
     snprintf(c->name, sizeof(c->name), "%s", peer_name);
     c->steps = calloc(c->nnotes, sizeof(*c->steps));
     mine->most = mk_p2p_rings_most(p->ring);
+    mk_p2p_rails_count(p, offer, mine);
     int ret =
         c->steps && !halves_new(c, sends) ? 0 : mk_fail(MK_ERR_NOMEM, "NET", "a connection to %s", peer_name);
     for (uint32_t i = 0; !ret && i < c->nnotes; i++)
         c->steps[i] = 1;
     if (!ret)
         ret = ctrl_new(c, (sends ? MK_P2P_SEND_EAGER_AT : MK_P2P_RECV_EAGER_AT) +
-                              mk_p2p_rings_bytes(p->ring) + (rails > 1 ? MK_P2P_RAILS_BYTES : 0));
+                              mk_p2p_rings_bytes(p->ring) + (mine->rails > 1 ? MK_P2P_RAILS_BYTES : 0));
     if (!ret) {
         c->flags = c->ctrl.addr;
         const struct mk_notes_desc d = {c->flags, c->flags + c->nnotes, c->steps, c->nnotes, NULL};
@@ -175,7 +176,7 @@ int mk_p2p_comm_new(struct mk_p2p *p, bool sends, const char *peer_name, unsigne
     if (!ret)
         ret = mk_link_open(p->e, c->name, &mine->addr, &c->l);
     if (!ret)
-        ret = mk_p2p_rails_new(c, rails, on_done, mine);
+        ret = mk_p2p_rails_new(c, on_done, mine);
     if (ret) {
         mk_p2p_comm_free(c);
         return ret;

@@ -257,8 +257,8 @@ int mk_p2p_no_files(int ret, int err);
 
 /* p2p.c */
 int mk_p2p_progress(struct mk_p2p *p);
-/* At most `rails` links. */
-int mk_p2p_comm_new(struct mk_p2p *p, bool sends, const char *peer_name, unsigned rails,
+/* offer: of the connecting side, which is asked for links that match; NULL: it is this one. */
+int mk_p2p_comm_new(struct mk_p2p *p, bool sends, const char *peer_name, const struct mk_p2p_side *offer,
                     struct mk_p2p_side *mine, struct mk_p2p_comm **out);
 int mk_p2p_comm_join(struct mk_p2p_comm *c, const struct mk_p2p_side *peer); /* once the link is connected */
 void mk_p2p_comm_free(struct mk_p2p_comm *c);
@@ -304,7 +304,8 @@ int mk_p2p_ports_dmabuf(struct mk_p2p *p, struct mk_p2p_mr *m, int fd, uint64_t 
 int mk_p2p_ports_shadow(struct mk_p2p *p, struct mk_p2p_mr *m);
 void mk_p2p_ports_dereg(struct mk_p2p *p, struct mk_p2p_mr *m);
 /* The further links of a comm, in the order of its life. */
-int mk_p2p_rails_new(struct mk_p2p_comm *c, unsigned rails, mk_put_done_fn done, struct mk_p2p_side *mine);
+void mk_p2p_rails_count(const struct mk_p2p *p, const struct mk_p2p_side *offer, struct mk_p2p_side *mine);
+int mk_p2p_rails_new(struct mk_p2p_comm *c, mk_put_done_fn done, struct mk_p2p_side *mine);
 int mk_p2p_rails_agree(struct mk_p2p_comm *c, const struct mk_p2p_side *mine, const struct mk_p2p_side *peer);
 int mk_p2p_rails_connect(struct mk_p2p_comm *c, const struct mk_p2p_side *peer); /* AGAIN */
 int mk_p2p_rails_join(struct mk_p2p_comm *c, const struct mk_p2p_side *peer);

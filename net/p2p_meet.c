@@ -276,7 +276,7 @@ static int do_dial(struct mk_p2p_meet *m)
                        "connecting to process %d at %s: %s", m->handle.pid, m->name, strerror(errno));
     char who[64];
     snprintf(who, sizeof(who), "process %d at %.40s", m->handle.pid, m->name);
-    ret = mk_p2p_comm_new(p, true, who, p->nrails, &h->side, &m->comm);
+    ret = mk_p2p_comm_new(p, true, who, NULL, &h->side, &m->comm);
     if (ret)
         return mk_p2p_no_files(ret, 0);
     mk_p2p_rails_quiet(m->comm, true);
@@ -457,7 +457,8 @@ static int check_hello(struct mk_p2p_meet *m, const struct mk_p2p_listener *l)
         return refuse(m, MK_ERR_INVALID, "it does not know this listener's key");
     if (strncmp(h->plugin, MK_P2P_PLUGIN, sizeof(h->plugin)))
         return refuse(m, MK_ERR_MISMATCH, "it is another plugin");
-    if (h->side.rails < 1 || h->side.rails > MK_P2P_RAILS)
+    if (h->side.ports < 1 || h->side.ports > h->side.rails || h->side.rails > MK_P2P_RAILS ||
+        h->side.rails % h->side.ports)
         return refuse(m, MK_ERR_PEER, "its number of rails makes no sense");
     const bool cards = !strcmp(caps->transport, "verbs"); /* their names differ from host to host */
     if (!strncmp(h->transport, caps->transport, sizeof(h->transport)) &&
@@ -501,8 +502,7 @@ static int hear_hello(struct mk_p2p_meet *m, const struct mk_p2p_listener *l)
     ret = check_hello(m, l);
     if (ret)
         return ret;
-    const unsigned rails = h->side.rails < m->p->nrails ? h->side.rails : m->p->nrails;
-    ret = mk_p2p_comm_new(m->p, false, h->side.name, rails, &m->reply.side, &m->comm);
+    ret = mk_p2p_comm_new(m->p, false, h->side.name, &h->side, &m->reply.side, &m->comm);
     if (ret) {
         ret = mk_p2p_no_files(ret, 0);
         return refuse(m, ret, mk_last_error());

@@ -42,8 +42,8 @@ int mk_p2p_ports_open(struct mk_p2p *p, const struct mk_settings *list, int n)
         if (ret)
             return ret;
     }
-    const unsigned all = p->nports * (unsigned)p->s.qps;
-    p->nrails = all < MK_P2P_RAILS ? all : MK_P2P_RAILS;
+    const unsigned each = MK_P2P_RAILS / p->nports, want = (unsigned)p->s.qps;
+    p->nrails = p->nports * (want < each ? want : each);
     return 0;
 }
 
@@ -155,7 +155,7 @@ static int rail_new(struct mk_p2p_comm *c, unsigned r, mk_put_done_fn done, stru
     struct mk_p2p_rail *at = &c->rail[r - 1];
     char name[96];
     struct mk_mr *mr;
-    at->port = r % c->p->nports;
+    at->port = r % c->ports;
     at->e = engine_of(c->p, at->port);
     at->flags = (uint64_t *)(void *)((uint8_t *)c->ctrl.addr + rails_at(c, c->tx != NULL) +
                                      (r - 1) * (uint64_t)MK_P2P_RAIL_BYTES);
@@ -175,20 +175,32 @@ static int rail_new(struct mk_p2p_comm *c, unsigned r, mk_put_done_fn done, stru
     return 0;
 }
 
-int mk_p2p_rails_new(struct mk_p2p_comm *c, unsigned rails, mk_put_done_fn done, struct mk_p2p_side *mine)
+/* As many ports, and links over each, as both have. */
+void mk_p2p_rails_count(const struct mk_p2p *p, const struct mk_p2p_side *offer, struct mk_p2p_side *mine)
+{
+    uint32_t ports = p->nports, each = p->nrails / p->nports;
+    if (offer) {
+        const uint32_t theirs = offer->rails / offer->ports;
+        ports = ports < offer->ports ? ports : offer->ports;
+        each = each < theirs ? each : theirs;
+    }
+    mine->ports = ports;
+    mine->rails = ports * each;
+    mine->stripe = p->s.stripe;
+}
+
+int mk_p2p_rails_new(struct mk_p2p_comm *c, mk_put_done_fn done, struct mk_p2p_side *mine)
 {
     int ret = 0;
     memset(mine->rail, 0, sizeof(mine->rail));
-    mine->rails = rails;
-    mine->ports = c->p->nports < rails ? c->p->nports : rails;
-    mine->stripe = c->p->s.stripe;
     c->nrails = 1;
-    if (rails == 1)
+    c->ports = mine->ports;
+    if (mine->rails == 1)
         return 0;
-    c->rail = calloc(rails - 1, sizeof(*c->rail));
+    c->rail = calloc(mine->rails - 1, sizeof(*c->rail));
     if (!c->rail)
-        return mk_fail(MK_ERR_NOMEM, "NET", "%u rails to %s", rails, c->name);
-    for (; c->nrails < rails && !ret; c->nrails++)
+        return mk_fail(MK_ERR_NOMEM, "NET", "%u rails to %s", mine->rails, c->name);
+    for (; c->nrails < mine->rails && !ret; c->nrails++)
         ret = rail_new(c, c->nrails, done, &mine->rail[c->nrails - 1]);
     return ret;
 }
@@ -207,15 +219,28 @@ static void rail_free(struct mk_p2p_rail *at)
     at->notes = NULL;
 }
 
+/* The links that were taken of those offered come first, in the order that the other side has them. */
+static void take_links(struct mk_p2p_comm *c, uint32_t offered, const struct mk_p2p_side *taken)
+{
+    for (uint32_t r = 1; r < taken->rails; r++) {
+        const uint32_t from = r / taken->ports * offered + r % taken->ports;
+        const struct mk_p2p_rail was = c->rail[r - 1];
+        c->rail[r - 1] = c->rail[from - 1];
+        c->rail[from - 1] = was;
+    }
+    while (c->nrails > taken->rails)
+        rail_free(&c->rail[--c->nrails - 1]);
+}
+
 int mk_p2p_rails_agree(struct mk_p2p_comm *c, const struct mk_p2p_side *mine, const struct mk_p2p_side *peer)
 {
     const struct mk_p2p_side *accepts = c->tx ? peer : mine;
-    if (accepts->rails < 1 || accepts->rails > c->nrails || accepts->ports < 1 ||
-        accepts->ports > accepts->rails)
-        return mk_fail(MK_ERR_PEER, "NET", "%s answers with %u rails over %u ports, offered were %u", c->name,
-                       accepts->rails, accepts->ports, c->nrails);
-    while (c->nrails > accepts->rails)
-        rail_free(&c->rail[--c->nrails - 1]);
+    if (accepts->ports < 1 || accepts->ports > c->ports || accepts->rails < accepts->ports ||
+        accepts->rails % accepts->ports || accepts->rails / accepts->ports > c->nrails / c->ports)
+        return mk_fail(MK_ERR_PEER, "NET", "%s answers with %u rails over %u ports, offered were %u over %u",
+                       c->name, accepts->rails, accepts->ports, c->nrails, c->ports);
+    if (c->nrails > accepts->rails)
+        take_links(c, c->ports, accepts);
     c->ports = accepts->ports;
     c->stripe = mine->stripe > peer->stripe ? mine->stripe : peer->stripe;
     c->stripe = c->stripe > MK_P2P_EAGER ? c->stripe : MK_P2P_EAGER;
@@ -229,11 +254,17 @@ int mk_p2p_rails_agree(struct mk_p2p_comm *c, const struct mk_p2p_side *mine, co
     return 0;
 }
 
+/* Where the peer lists rail r: who connects has those in its list that were not taken. */
+static uint32_t place_of(const struct mk_p2p_comm *c, unsigned r, const struct mk_p2p_side *peer)
+{
+    return c->tx ? r : r / c->ports * peer->ports + r % c->ports;
+}
+
 int mk_p2p_rails_connect(struct mk_p2p_comm *c, const struct mk_p2p_side *peer)
 {
     int again = 0;
     for (unsigned r = 1; r < c->nrails; r++) {
-        const int ret = mk_link_connect(c->rail[r - 1].l, &peer->rail[r - 1].addr);
+        const int ret = mk_link_connect(c->rail[r - 1].l, &peer->rail[place_of(c, r, peer) - 1].addr);
         if (ret && ret != MK_ERR_AGAIN)
             return ret;
         again = ret ? ret : again;
@@ -245,8 +276,9 @@ int mk_p2p_rails_join(struct mk_p2p_comm *c, const struct mk_p2p_side *peer)
 {
     for (unsigned r = 1; r < c->nrails; r++) {
         struct mk_p2p_rail *at = &c->rail[r - 1];
-        const struct mk_p2p_rail_side *side = &peer->rail[r - 1];
-        const uint64_t flags = rails_at(c, !c->tx) + (r - 1) * (uint64_t)MK_P2P_RAIL_BYTES;
+        const uint32_t place = place_of(c, r, peer);
+        const struct mk_p2p_rail_side *side = &peer->rail[place - 1];
+        const uint64_t flags = rails_at(c, !c->tx) + (place - 1) * (uint64_t)MK_P2P_RAIL_BYTES;
         int ret = mk_link_import(at->l, &side->key, &at->peer);
         if (ret)
             return ret;

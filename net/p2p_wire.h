@@ -16,7 +16,7 @@
  * notification are under way, so no order between writes is needed.
  *
  * Rails: the same two devices may be joined by several links (several ports, several queue pairs). All words go over the
- * first; of a message above `stripe` bytes each rail carries the piece that mk_p2p_piece says, with a notification of its
+ * first; equal ports are joined with each other, as many as both have; of a message above `stripe` bytes each rail carries the piece that mk_p2p_piece says, with a notification of its
  * own, so that both sides know from the size alone what has to come. Pieces of the others than the first are complete for
  * the sender when they stand in the peer's memory: then a word over the first rail that is sent afterwards (closed,
  * stopped) is behind all of them. */
@@ -66,9 +66,9 @@ struct mk_p2p_side {
     uint32_t base;         /* of its notes */
     uint32_t most;         /* bytes of a message that goes into the ring: the same on both sides */
     uint64_t stripe;       /* the larger of both counts */
-    uint32_t rails;        /* of who connects: offered; of who accepts: what it takes of these */
-    uint32_t ports; /* of who accepts: rail r is on port r % ports, whose key comes with an announcement */
-    char name[64];  /* in messages */
+    uint32_t rails;        /* of who connects: offered; of who accepts: the same or fewer */
+    uint32_t ports;        /* rail r is on port r % ports */
+    char name[64];         /* in messages */
     struct mk_p2p_rail_side rail[MK_P2P_RAILS - 1]; /* of the second, third, ... */
 };
 

@@ -182,28 +182,34 @@ static int grouped(struct half *h)
 
 /* ---- agreement ---- */
 
+/* Ports and links over each: what both have; the larger threshold counts. */
 static int fewer(struct half *h)
 {
-    if (h->who) {
-        h->ports = 1;
-        h->s.qps = 2;
+    static const struct {
+        int ports[2], qps[2];
+        unsigned rails, over;
+    } each[] = {{{2, 1}, {2, 2}, 2, 1}, {{2, 2}, {1, 3}, 2, 2}, {{3, 2}, {2, 1}, 2, 2},
+                {{3, 2}, {2, 2}, 4, 2}, {{1, 2}, {2, 1}, 1, 1}, {{3, 3}, {8, 2}, 6, 3}};
+    for (size_t i = 0; i < sizeof(each) / sizeof(each[0]); i++) {
+        h->ports = each[i].ports[h->who];
+        h->s.qps = each[i].qps[h->who];
+        h->s.stripe = h->who ? 8192 : 50000;
+        CHECK_OK(half_join(h));
+        CHECK(h->tx->nrails == each[i].rails && h->rx->nrails == each[i].rails);
+        CHECK(h->tx->ports == each[i].over && h->rx->ports == each[i].over);
+        CHECK(h->tx->stripe == 50000 && h->rx->stripe == 50000);
+        for (unsigned r = 1; r < each[i].rails; r++)
+            CHECK(h->tx->rail[r - 1].port == r % each[i].over && h->rx->rail[r - 1].port == r % each[i].over);
+        for (int k = 0; k < 3; k++)
+            CHECK_OK(one(h, 1000000 - (size_t)k * 300000, 1000000, (unsigned)k));
+        CHECK_OK(half_step(h));
+        CHECK_OK(used(h, each[i].rails));
+        half_part(h);
+        CHECK_OK(half_step(h));
+        mk_p2p_close(h->p);
+        h->p = NULL;
+        CHECK_OK(half_step(h));
     }
-    h->s.stripe = h->who ? 8192 : 50000; /* the larger counts */
-    CHECK_OK(half_join(h));
-    CHECK(h->tx->nrails == 2 && h->rx->nrails == 2);
-    CHECK(h->tx->stripe == 50000 && h->rx->stripe == 50000);
-    CHECK(h->tx->ports == (h->who ? 2 : 1) && h->rx->ports == (h->who ? 1 : 2));
-    CHECK_OK(sizes(h));
-    CHECK_OK(used(h, 2));
-    half_part(h);
-    CHECK_OK(half_step(h));
-    mk_p2p_close(h->p);
-    h->p = NULL;
-    if (h->who)
-        h->s.qps = 1;
-    CHECK_OK(half_join(h));
-    CHECK(h->tx->nrails == 1 && h->rx->nrails == 1);
-    CHECK_OK(sizes(h));
     return 0;
 }
 
@@ -401,8 +407,8 @@ static int wrong_numbers(struct half *h)
     memset(&mine, 0, sizeof(mine));
     memset(&peer, 0, sizeof(peer));
     const unsigned n = h->tx->nrails;
-    static const unsigned bad[][2] = {{0, 0}, {0, 1},          {1, 0},         {1, 2},
-                                      {3, 4}, {UINT32_MAX, 1}, {2, UINT32_MAX}};
+    static const unsigned bad[][2] = {{3, 2}, {3, 1}, {0, 0},          {0, 1},         {1, 0},
+                                      {1, 2}, {3, 4}, {UINT32_MAX, 1}, {2, UINT32_MAX}};
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         peer.rails = bad[i][0];
         peer.ports = bad[i][1];
