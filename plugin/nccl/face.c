@@ -253,8 +253,12 @@ struct mk_p2p *mk_nccl_device(int dev, const struct mk_p2p_info **info, const st
     pthread_mutex_lock(&lock);
     if (dev >= 0 && dev < ndevices && table[0].p) {
         struct device *d = &table[dev];
-        if (!d->p && dev >= nfound && open_merged(d))
-            MK_WARN("NET", "device %s: %s", d->info.name, mk_last_error());
+        if (!d->p && dev >= nfound) {
+            if (open_merged(d))
+                MK_WARN("NET", "device %s: %s", d->info.name, mk_last_error());
+            else
+                describe_merged(d); /* anew: it names the caps of what is open */
+        }
         p = d->p;
         if (info)
             *info = &d->info;

@@ -29,7 +29,7 @@ MK_NET=verbs step "plugin over verbs" 200 "$tests/harness" "$build/lib/libnccl-n
     --max 5000000 --only table,props,sizes,inflight,grouped,many,death_receiving,death_sending
 MK_QPS=2 step "rails over verbs" 100 "$tests/test_net_rails" verbs:2 test_plain
 MK_HCA=rxe MK_NET=verbs MK_QPS=2 step "two ports as one device" 200 "$tests/test_plugin_merge" \
-    "$build/lib/libnccl-net-mkernel.so" 2 vm.soft_roce 1048576
+    "$build/lib/libnccl-net-mkernel.so" 2 vm.soft_roce 262144
 step "memory as dma-buf" 100 "$tests/test_net_verbs_dmabuf"
 step "faults" 200 "$tests/test_net_verbs_faults" "$PORT"
 finish
