@@ -94,7 +94,8 @@ struct mk_net_ops {
     int (*fill)(struct mk_mr *mr, uint64_t off, const void *from, uint32_t len);
     /* caps.dmabuf only, else NULL: a GPU's memory, handed over as a descriptor that stays the caller's; addr: what it is
      * called here. fill is there too. */
-    int (*reg_dmabuf)(struct mk_dev *dev, int fd, uint64_t offset, void *addr, size_t len, struct mk_mr **out);
+    int (*reg_dmabuf)(struct mk_dev *dev, int fd, uint64_t offset, void *addr, size_t len,
+                      struct mk_mr **out);
     /* What peers have written into mr, as far as their writes are complete here, is visible to the GPU when it returns, in
      * some microseconds. NULL: it is without. */
     int (*flush)(struct mk_mr *mr);
