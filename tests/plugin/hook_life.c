@@ -11,6 +11,7 @@
 #include <dlfcn.h>
 #include <link.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +22,7 @@
 
 static const struct hook_face *face;
 static const char *folder;
-static int failures, stop; /* atomic */
+static int failures, stop, calling; /* atomic */
 
 #define CHECK(x)                                                                                             \
     do {                                                                                                     \
@@ -74,14 +75,30 @@ static void come_and_go(void)
 
 static void *caller(void *arg)
 {
-    long n = 0;
     (void)arg;
-    while (!__atomic_load_n(&stop, __ATOMIC_ACQUIRE)) {
+    __atomic_fetch_add(&calling, 1, __ATOMIC_RELAXED);
+    while (!__atomic_load_n(&stop, __ATOMIC_ACQUIRE))
         if (user_direct() || user_address())
             CHECK(!"a call failed");
-        n++;
-    }
-    return (void *)n;
+    return NULL;
+}
+
+/* Returns when they call. */
+static void start_callers(pthread_t *id, int n)
+{
+    __atomic_store_n(&stop, 0, __ATOMIC_RELEASE);
+    __atomic_store_n(&calling, 0, __ATOMIC_RELAXED);
+    for (int i = 0; i < n; i++)
+        CHECK(!pthread_create(&id[i], NULL, caller, NULL));
+    while (__atomic_load_n(&calling, __ATOMIC_RELAXED) < n)
+        sched_yield();
+}
+
+static void stop_callers(const pthread_t *id, int n)
+{
+    __atomic_store_n(&stop, 1, __ATOMIC_RELEASE);
+    for (int i = 0; i < n; i++)
+        pthread_join(id[i], NULL);
 }
 
 static void *loader(void *arg)
@@ -120,9 +137,7 @@ static void together(void)
 {
     static char lazy[] = "lazy", now[] = "now";
     pthread_t callers[CALLERS], loaders[2];
-    __atomic_store_n(&stop, 0, __ATOMIC_RELEASE);
-    for (int i = 0; i < CALLERS; i++)
-        CHECK(!pthread_create(&callers[i], NULL, caller, NULL));
+    start_callers(callers, CALLERS);
     CHECK(!pthread_create(&loaders[0], NULL, loader, lazy));
     CHECK(!pthread_create(&loaders[1], NULL, loader, now));
     pthread_join(loaders[0], NULL);
@@ -130,12 +145,7 @@ static void together(void)
     /* Not beside the loaders: in glibc a fork in the midst of a dlopen leaves the child a lock that nobody releases. */
     for (int i = 0; i < times(100); i++)
         child();
-    __atomic_store_n(&stop, 1, __ATOMIC_RELEASE);
-    for (int i = 0; i < CALLERS; i++) {
-        void *n = NULL;
-        pthread_join(callers[i], &n);
-        CHECK((long)n > 0);
-    }
+    stop_callers(callers, CALLERS);
 }
 
 /* Here the dynamic linker's lock is held, and a round over its list needs the lock. */
@@ -160,16 +170,12 @@ static void *walker(void *arg)
 static void within_the_lock(void)
 {
     pthread_t callers[2], walkers[2];
-    __atomic_store_n(&stop, 0, __ATOMIC_RELEASE);
-    for (int i = 0; i < 2; i++) {
-        CHECK(!pthread_create(&callers[i], NULL, caller, NULL));
+    start_callers(callers, 2);
+    for (int i = 0; i < 2; i++)
         CHECK(!pthread_create(&walkers[i], NULL, walker, NULL));
-    }
     for (int i = 0; i < 2; i++)
         pthread_join(walkers[i], NULL);
-    __atomic_store_n(&stop, 1, __ATOMIC_RELEASE);
-    for (int i = 0; i < 2; i++)
-        pthread_join(callers[i], NULL);
+    stop_callers(callers, 2);
 }
 
 int main(int argc, char **argv)
