@@ -95,7 +95,7 @@ static int launch_chosen(struct mk_comm *comm, const struct mk_gemm_call *call)
         ret = launch_cpu(comm, &parts);
     }
     if (!ret) {
-        comm->calls_in_parts += (uint64_t)choice.way;
+        __atomic_add_fetch(&comm->calls_in_parts, (uint64_t)choice.way, __ATOMIC_RELAXED);
         mk_choose_end(comm, &choice, mk_time_ns() - begin);
     }
     return ret;
@@ -276,7 +276,7 @@ int mk_comm_info(mk_comm_t comm, struct mk_comm_info *out)
     i.local_nranks = comm->topo.nlocal;
     i.threads = comm->gpu ? mk_gpu_blocks(comm) : comm->threads;
     i.workspace = comm->settings.workspace;
-    i.calls_in_parts = comm->calls_in_parts;
+    i.calls_in_parts = __atomic_load_n(&comm->calls_in_parts, __ATOMIC_RELAXED);
     i.chunk = comm->rings.slot_bytes;
     strncpy(i.gemm, comm->gpu ? "GPU" : mk_gemm_cpu_name(), sizeof(i.gemm) - 1);
     if (comm->proxy) {

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <time.h>
 #include <unistd.h>
 
 /* ---- messages ---- */
@@ -195,21 +196,41 @@ static bool hear(struct service *s, struct guest *g, uint64_t now)
     return g->have == sizeof(g->buf) && asked(s, g, now);
 }
 
+static int oldest_of(const struct service *s)
+{
+    int oldest = -1;
+    for (int i = 0; i < s->top; i++)
+        if (s->guest[i].fd >= 0 && (oldest < 0 || s->guest[i].since < s->guest[oldest].since))
+            oldest = i;
+    return oldest;
+}
+/* Those who wait must not keep out the one they wait for: the oldest goes; if it is a rank, it comes again. */
+static void make_room(struct service *s, const char *why)
+{
+    const struct timespec pause = {.tv_nsec = 50000000};
+    const int oldest = oldest_of(s);
+    complain(s, why);
+    if (oldest >= 0)
+        leave(&s->guest[oldest]);
+    else
+        nanosleep(&pause, NULL);
+}
+
 static void come_in(struct service *s, uint64_t now)
 {
+    int at = 0;
     mk_boot_live_lock();
     const int fd = mk_boot_fd_add(accept4(s->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK));
     mk_boot_live_unlock();
+    if (fd < 0 && (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM))
+        make_room(s, "no file descriptors left");
     if (fd < 0)
         return;
-    int at = 0, oldest = 0;
-    for (; at < GUESTS && s->guest[at].fd >= 0; at++)
-        if (s->guest[at].since < s->guest[oldest].since)
-            oldest = at;
+    while (at < GUESTS && s->guest[at].fd >= 0)
+        at++;
     if (at == GUESTS) {
-        complain(s, "too many wait");
-        leave(&s->guest[oldest]);
-        at = oldest;
+        at = oldest_of(s);
+        make_room(s, "too many wait");
     }
     s->guest[at] = (struct guest){.fd = fd, .since = now};
     s->top = at >= s->top ? at + 1 : s->top;

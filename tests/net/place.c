@@ -5,6 +5,8 @@
 #include "net/place.h"
 #include "boot_help.h"
 #include "mk/err.h"
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -12,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <cmocka.h>
@@ -243,6 +246,47 @@ static void strangers(void **state)
     mk_place_stop();
 }
 
+/* A place whose process has few descriptors, all taken by those who wait for what never comes: others still meet. */
+static void few_descriptors(void **state)
+{
+    (void)state;
+    struct member *m = members(1, 2, 30);
+    const int port = atoi(strchr(m[0].s.root, ':') + 1), lowest = dup(0);
+    const struct sockaddr_in at = {
+        .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    int fd[40];
+    close(lowest);
+    const pid_t pid = fork();
+    if (!pid) {
+        struct rlimit l;
+        getrlimit(RLIMIT_NOFILE, &l);
+        l.rlim_cur = (rlim_t)lowest + 6;
+        setrlimit(RLIMIT_NOFILE, &l);
+        if (!mk_place_serve((const struct sockaddr *)&at, sizeof(at)))
+            help_sleep_ms(100000);
+        _exit(1);
+    }
+    struct mk_place_msg talk = message(MK_PLACE_TAKE, 1, 2, 1);
+    uint8_t buf[MK_PLACE_BYTES];
+    mk_place_put_msg(&talk, buf);
+    for (int i = 0; i < 40; i++) {
+        fd[i] = help_stranger(port, buf, sizeof(buf));
+        for (int tries = 0; fd[i] < 0 && tries < 10; tries++) /* each takes 5 s */
+            fd[i] = help_stranger(port, buf, sizeof(buf));
+        assert_true(fd[i] >= 0);
+    }
+    many(m, 1, 2);
+    assert_int_equal(waitpid(pid, NULL, WNOHANG), 0); /* it did serve */
+    assert_int_equal(kill(pid, SIGKILL), 0);
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    for (int i = 0; i < 40; i++)
+        close(fd[i]);
+    if (m[0].ret || m[1].ret)
+        fail_msg("%d %s, %d %s", m[0].ret, m[0].error, m[1].ret, m[1].error);
+    free(m);
+    mk_place_stop();
+}
+
 /* Processes; the address comes from MASTER_ADDR and MASTER_PORT. The one that came first serves, and is killed before
  * rank 0 comes: the others serve in its place. */
 static void the_place_moves(void **state)
@@ -282,10 +326,11 @@ static void the_place_moves(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(left_and_taken), cmocka_unit_test(nonsense),
-        cmocka_unit_test(forgotten),      cmocka_unit_test(bytes),
-        cmocka_unit_test(many_at_once),   cmocka_unit_test(who_differ_or_miss),
-        cmocka_unit_test(strangers),      cmocka_unit_test(the_place_moves),
+        cmocka_unit_test(left_and_taken),  cmocka_unit_test(nonsense),
+        cmocka_unit_test(forgotten),       cmocka_unit_test(bytes),
+        cmocka_unit_test(many_at_once),    cmocka_unit_test(who_differ_or_miss),
+        cmocka_unit_test(strangers),       cmocka_unit_test(few_descriptors),
+        cmocka_unit_test(the_place_moves),
     };
     help_log_catch();
     return cmocka_run_group_tests(tests, NULL, NULL);
