@@ -13,6 +13,9 @@
 #include "comm.h"
 #include "mk/err.h"
 #include "mk/log.h"
+#include <errno.h>
+#include <limits.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -152,29 +155,47 @@ void mk_choose_close(struct mk_comm *comm, bool mine)
     free(c);
 }
 
+/* Under c->lock, after MK_PEER_TIMEOUT at the fence: a rank that stays away. On rank 0 one that has not answered. */
+static int absent(const struct mk_comm *comm, const struct mk_choose *c)
+{
+    for (int r = 1; r < comm->nranks && !comm->rank; r++)
+        if (!(c->agree.answered[r / 8] >> r % 8 & 1))
+            return r;
+    return 0;
+}
+
 /* The value for the next call. Waits where a switch is being decided: for rank 0, whose boot thread answers without its
- * host. The death of a rank ends the communicator, and this wait; one that has left cannot be in the next call. */
+ * host. The death of a rank ends the communicator, and this wait; one that has left cannot be in the next call; for one
+ * that lives it waits MK_PEER_TIMEOUT, rank 0 a second less: it knows who. */
 static int begin(struct mk_comm *comm, struct mk_choose *c, uint64_t *value)
 {
     const uint64_t look_ns = 100000000u;
-    int ret, gone = -1;
+    const double limit = comm->settings.peer_timeout > 0
+                             ? comm->settings.peer_timeout * 1e9 + (comm->rank ? 1e9 : 0)
+                             : INFINITY;
+    int ret, gone = -1, looks = 0; /* looks, not time: while this process is stopped nobody stays away */
     pthread_mutex_lock(&c->lock);
     while ((ret = mk_agree_begin(&c->agree, value)) == MK_ERR_AGAIN && gone < 0 &&
-           !__atomic_load_n(&comm->abort_word, __ATOMIC_ACQUIRE)) {
+           (double)looks * (double)look_ns < limit && !__atomic_load_n(&comm->abort_word, __ATOMIC_ACQUIRE)) {
         const uint64_t until = mk_time_ns() + look_ns;
         const struct timespec t = {.tv_sec = (time_t)(until / 1000000000u),
                                    .tv_nsec = (long)(until % 1000000000u)};
-        pthread_cond_timedwait(&c->cond, &c->lock, &t);
+        looks += pthread_cond_timedwait(&c->cond, &c->lock, &t) == ETIMEDOUT && looks < INT_MAX;
         for (int r = 0; r < comm->nranks && gone < 0; r++)
             gone = mk_boot_has_left(comm->boot, r) ? r : -1;
     }
+    const int away = absent(comm, c);
     pthread_mutex_unlock(&c->lock);
     if (!ret)
         return 0;
     const int failed = mk_comm_check(comm);
-    return failed ? failed
-                  : mk_comm_fail(comm, MK_ERR_PEER, true, "rank %d has left, rank %d makes another call",
-                                 gone, comm->rank);
+    if (failed)
+        return failed;
+    return gone < 0 ? mk_comm_fail(comm, MK_ERR_TIMEOUT, true,
+                                   "MK_PEER_TIMEOUT: rank %d waits for the word of rank %d on a switch",
+                                   comm->rank, away)
+                    : mk_comm_fail(comm, MK_ERR_PEER, true, "rank %d has left, rank %d makes another call",
+                                   gone, comm->rank);
 }
 
 static int class_of(struct mk_choose *c, const struct mk_comm *comm, const struct mk_gemm_call *call)

@@ -158,6 +158,17 @@ static void one_rank_forbids_it(void **state)
 
 /* ---- ends in the middle of an agreement ---- */
 
+/* It lives, and stays away until the others have given up. */
+static int stays_away(mk_comm_t comm)
+{
+    int error = 0;
+    for (int ms = 0; ms < 60000 && !error; ms++) {
+        usleep(1000);
+        mk_comm_get_async_error(comm, &error);
+    }
+    return mk_comm_destroy(comm);
+}
+
 /* The others have a proposal of rank 0, hence a fence, and wait there for a word that never comes. */
 static int nobody_decides(struct job *j, int rank)
 {
@@ -180,6 +191,8 @@ static int nobody_decides(struct job *j, int rank)
     for (int call = 0; call < 30 && !ret; call++) {
         if (call == 4 && !rank && how == 0)
             kill(getpid(), SIGKILL);
+        if (call == 8 && !rank && how == 3)
+            return stays_away(comm);
         if (call == 8 && !rank) /* whoever comes to the ninth call waits for rank 0's decision */
             return how == 1 ? (mk_comm_destroy(comm), 0) : (mk_comm_abort(comm), mk_comm_destroy(comm), 0);
         ret = one_call(comm, j, rank, call);
@@ -194,9 +207,11 @@ static int nobody_decides(struct job *j, int rank)
 static void a_rank_ends_meanwhile(void **state)
 {
     (void)state;
-    static const int code[] = {MK_ERR_PEER, MK_ERR_PEER, MK_ERR_ABORTED};
-    for (int how = 0; how < 3; how++) {
-        struct job *j = job_create(1, 3, 20);
+    static const int code[] = {MK_ERR_PEER, MK_ERR_PEER, MK_ERR_ABORTED, MK_ERR_TIMEOUT};
+    for (int how = 0; how < 4; how++) {
+        struct job *j = job_create(1, 3, how == 3 ? 70 : 20);
+        if (how == 3)
+            setenv("MK_PEER_TIMEOUT", "1", 1);
         job_run(j, nobody_decides, &how);
         for (int r = 1; r < 3; r++)
             if (j->r[r].status || j->r[r].code != code[how])
@@ -204,6 +219,7 @@ static void a_rank_ends_meanwhile(void **state)
                          j->r[r].code, j->r[r].text, j->r[r].stage);
         job_destroy(j);
     }
+    unsetenv("MK_PEER_TIMEOUT");
 }
 
 int main(int argc, char **argv)
