@@ -11,30 +11,39 @@
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #define FIRST_PORT 20000u /* derived ports: below those that systems give to clients */
 #define PORTS 12000u
 
-/* MK_ROOT; else MASTER_ADDR at a port that follows from MASTER_PORT, in MK_PORTS if that is set. */
+uint16_t mk_place_port(const char *given, const struct mk_ports *range)
+{
+    const uint32_t first = range->low ? range->low : FIRST_PORT;
+    const uint32_t n = range->low ? mk_ports_count(range) : PORTS;
+    const uint32_t at = (uint32_t)(mk_boot_hash(given, strlen(given)) % n);
+    const uint32_t port = first + at;
+    return (uint16_t)(port == (uint32_t)strtoul(given, NULL, 10) ? first + (at + 1) % n : port);
+}
+
+/* The host of MK_ROOT, else of MASTER_ADDR; the port follows from theirs, on which something else listens. */
 static int place_of(const struct mk_settings *s, char host[256], char port[8])
 {
     struct mk_ports range;
-    char master[16];
+    char given[16];
+    int ret = 0;
     if (*s->root)
-        return mk_boot_split(s->root, host, port);
-    if (!mk_settings_master(host, master))
+        ret = mk_boot_split(s->root, host, given);
+    else if (!mk_settings_master(host, given))
         return mk_fail_quiet(
             MK_ERR_UNSUPPORTED,
             "neither MK_ROOT nor MASTER_ADDR and MASTER_PORT are set: the ranks have no place to meet");
-    const int ret = mk_ports_of(s, &range);
-    if (ret)
-        return ret;
-    const uint64_t h = mk_boot_hash(master, strlen(master));
-    const uint32_t n = range.low ? mk_ports_count(&range) : PORTS, first = range.low ? range.low : FIRST_PORT;
-    snprintf(port, 8, "%u", (unsigned)(first + h % n));
-    return 0;
+    if (!ret)
+        ret = mk_ports_of(s, &range);
+    if (!ret)
+        snprintf(port, 8, "%u", mk_place_port(given, &range));
+    return ret;
 }
 
 /* One attempt: connects, asks, waits for the answer. AGAIN: nobody there, or he went; worth another attempt. */

@@ -45,6 +45,10 @@ struct mk_place_store {
 int mk_place_ask(struct mk_place_store *s, const struct mk_place_msg *m, uint64_t now,
                  struct mk_place_msg *answer);
 
+/* Where the place of a job is, whose address has port `given`: another one, in the range (MK_PORTS) if there is one. Pure. */
+struct mk_ports;
+uint16_t mk_place_port(const char *given, const struct mk_ports *range);
+
 /* ---- the service ---- */
 
 /* Serves there, if this process does not yet and the address is free and its own. 0: it is served by this process;

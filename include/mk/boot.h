@@ -44,8 +44,8 @@ int mk_boot_init_allgather(const struct mk_settings *s, int nranks, int rank,
                            int (*allgather)(void *ctx, const void *send, void *recv, size_t bytes), void *ctx,
                            struct mk_boot **out);
 
-/* A fourth way, for ranks that share a name (an NCCL communicator's id) and the address of their job: MK_ROOT, else
- * MASTER_ADDR with a port that follows from MASTER_PORT. Some process there serves as the meeting place (net/place.h). Any
+/* A fourth way, for ranks that share a name (an NCCL communicator's id) and the address of their job: the host of MK_ROOT, else
+ * MASTER_ADDR, at a port that follows from the one given with it (in MK_PORTS, if set). Some process there serves as the meeting place (net/place.h). Any
  * number of communicators at once, in any order. UNSUPPORTED: no such address is known; TIMEOUT: not all came;
  * MISMATCH: they differ in the number of ranks, or in the library's version. */
 int mk_boot_init_name(const struct mk_settings *s, uint64_t name, int nranks, int rank, struct mk_boot **out);

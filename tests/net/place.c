@@ -3,6 +3,7 @@
 /* Ranks that know a name: what is left at the meeting place, strangers there, many communicators at once, ranks as
  * threads and as processes, a place whose process ends. */
 #include "net/place.h"
+#include "net/ports.h"
 #include "boot_help.h"
 #include "mk/err.h"
 #include <arpa/inet.h>
@@ -125,6 +126,25 @@ static void bytes(void **state)
     assert_false(mk_place_parse_msg(buf, &back));
 }
 
+/* Never the port that was given, always the same, within the range; the range of one port has no other. */
+static void ports(void **state)
+{
+    (void)state;
+    const struct mk_ports any = {0, 0}, few = {50000, 50002};
+    for (int given = 1; given < 65536; given += 7) {
+        char text[8];
+        snprintf(text, sizeof(text), "%d", given);
+        const int port = mk_place_port(text, &any);
+        assert_true(port >= 20000 && port < 32000 && port != given && port == mk_place_port(text, &any));
+    }
+    for (int given = 50000; given <= 50002; given++) {
+        char text[8];
+        snprintf(text, sizeof(text), "%d", given);
+        const int port = mk_place_port(text, &few);
+        assert_true(port >= 50000 && port <= 50002 && port != given);
+    }
+}
+
 /* ---- over sockets ---- */
 
 struct member {
@@ -150,6 +170,12 @@ static void *join(void *arg)
     return NULL;
 }
 
+static int place_port(const struct mk_settings *s)
+{
+    struct mk_ports any;
+    assert_int_equal(mk_ports_of(s, &any), 0);
+    return mk_place_port(strchr(s->root, ':') + 1, &any);
+}
 /* n communicators of nranks, all at once, one process. */
 static void many(struct member *m, int n, int nranks)
 {
@@ -215,7 +241,7 @@ static void strangers(void **state)
 {
     (void)state;
     struct member *m = members(1, 2, 30);
-    const int port = atoi(strchr(m[0].s.root, ':') + 1);
+    const int port = place_port(&m[0].s);
     pthread_t first;
     uint8_t buf[400];
     assert_int_equal(pthread_create(&first, NULL, join, &m[1]), 0); /* serves, and waits for rank 0 */
@@ -251,7 +277,7 @@ static void few_descriptors(void **state)
 {
     (void)state;
     struct member *m = members(1, 2, 30);
-    const int port = atoi(strchr(m[0].s.root, ':') + 1), lowest = dup(0);
+    const int port = place_port(&m[0].s), lowest = dup(0);
     const struct sockaddr_in at = {
         .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     int fd[40];
@@ -326,10 +352,15 @@ static void the_place_moves(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(left_and_taken),  cmocka_unit_test(nonsense),
-        cmocka_unit_test(forgotten),       cmocka_unit_test(bytes),
-        cmocka_unit_test(many_at_once),    cmocka_unit_test(who_differ_or_miss),
-        cmocka_unit_test(strangers),       cmocka_unit_test(few_descriptors),
+        cmocka_unit_test(left_and_taken),
+        cmocka_unit_test(nonsense),
+        cmocka_unit_test(forgotten),
+        cmocka_unit_test(bytes),
+        cmocka_unit_test(ports),
+        cmocka_unit_test(many_at_once),
+        cmocka_unit_test(who_differ_or_miss),
+        cmocka_unit_test(strangers),
+        cmocka_unit_test(few_descriptors),
         cmocka_unit_test(the_place_moves),
     };
     help_log_catch();
