@@ -48,6 +48,7 @@ struct between {
     size_t at, n;
     int value;
     int listener, end; /* own */
+    pthread_t thread;
     uint16_t port;
 };
 int between_start(struct between *b, uint8_t handle[MK_P2P_HANDLE]);

@@ -250,7 +250,6 @@ int between_start(struct between *b, uint8_t handle[MK_P2P_HANDLE])
     struct mk_p2p_handle h;
     struct sockaddr_in a;
     socklen_t len = sizeof(a);
-    pthread_t id;
     memcpy(&h, handle, sizeof(h));
     b->port = h.port;
     b->end = eventfd(0, EFD_CLOEXEC);
@@ -259,15 +258,16 @@ int between_start(struct between *b, uint8_t handle[MK_P2P_HANDLE])
     h.port = ntohs(a.sin_port);
     h.check = mk_boot_hash(&h, offsetof(struct mk_p2p_handle, check));
     memcpy(handle, &h, sizeof(h));
-    CHECK(!pthread_create(&id, NULL, between_run, b));
-    pthread_detach(id);
+    CHECK(!pthread_create(&b->thread, NULL, between_run, b));
     return 0;
 }
 
-/* The thread ends by itself; what it holds goes with the process. */
 void between_stop(struct between *b)
 {
     const uint64_t one = 1;
     if (write(b->end, &one, sizeof(one)) != sizeof(one))
         fprintf(stderr, "the go-between does not stop\n");
+    pthread_join(b->thread, NULL); /* it works on b */
+    close(b->listener);
+    close(b->end);
 }

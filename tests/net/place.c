@@ -352,16 +352,12 @@ static void the_place_moves(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(left_and_taken),
-        cmocka_unit_test(nonsense),
-        cmocka_unit_test(forgotten),
-        cmocka_unit_test(bytes),
-        cmocka_unit_test(ports),
-        cmocka_unit_test(many_at_once),
-        cmocka_unit_test(who_differ_or_miss),
+        cmocka_unit_test(the_place_moves), /* these fork: first, while there are no threads */
+        cmocka_unit_test(few_descriptors), cmocka_unit_test(left_and_taken),
+        cmocka_unit_test(nonsense),        cmocka_unit_test(forgotten),
+        cmocka_unit_test(bytes),           cmocka_unit_test(ports),
+        cmocka_unit_test(many_at_once),    cmocka_unit_test(who_differ_or_miss),
         cmocka_unit_test(strangers),
-        cmocka_unit_test(few_descriptors),
-        cmocka_unit_test(the_place_moves),
     };
     help_log_catch();
     return cmocka_run_group_tests(tests, NULL, NULL);
