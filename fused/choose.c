@@ -21,6 +21,7 @@
 #include <time.h>
 
 #define LEAD 8           /* calls between the highest count and a switch */
+#define REMIND_LOOKS 300 /* of a tenth of a second */
 #define FIRST_ROUND 4    /* the calls before it warm up */
 #define LONGEST_GAP 1024 /* rounds begin at calls 4, 16, 64, 256, 1024, 2048, 3072 ... of a class */
 #define SWITCH_AFTER 2   /* rounds in a row, each of which shows that the other way takes a sixteenth less */
@@ -79,7 +80,7 @@ bool mk_choose_note(struct mk_choose_times *t, const struct mk_choice *choice, u
 
 struct mk_choose {
     struct mk_choose_class {
-        struct mk_start_key key; /* under the communicator's call_lock, like all but `agree` and `failed` */
+        struct mk_start_key key; /* under the communicator's call_lock, like all but `agree` */
         uint64_t calls;
         struct mk_choose_times times;
     } class[MK_CHOOSE_CLASSES];
@@ -181,6 +182,9 @@ static int begin(struct mk_comm *comm, struct mk_choose *c, uint64_t *value)
         const struct timespec t = {.tv_sec = (time_t)(until / 1000000000u),
                                    .tv_nsec = (long)(until % 1000000000u)};
         looks += pthread_cond_timedwait(&c->cond, &c->lock, &t) == ETIMEDOUT && looks < INT_MAX;
+        if (looks && looks % REMIND_LOOKS == 0)
+            MK_WARN("FUSED", "waiting for %d s: the word of rank %d on a switch", looks / 10,
+                    absent(comm, c));
         for (int r = 0; r < comm->nranks && gone < 0; r++)
             gone = mk_boot_has_left(comm->boot, r) ? r : -1;
     }

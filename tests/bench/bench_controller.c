@@ -133,23 +133,11 @@ static int one_case(struct ar_bench *b, struct ctl_case *c, int most)
     return ret;
 }
 
-static int first_look(struct ar_bench *b, double *compute_us)
-{
-    int ret = ar_connect(b);
-    for (int i = 0; i < b->o->shapes.n && !ret; i++) {
-        ar_make(b, b->o->shapes.at[i]);
-        ret = ar_compute_us(b, &compute_us[i]);
-        ar_drop(b);
-    }
-    ar_disconnect(b);
-    return ret;
-}
-
 static int run(struct ar_bench *b, const struct ctl_options *o)
 {
     static double compute_us[BENCH_SHAPES];
     static struct ctl_case cases[CTL_CASES];
-    int n = 0, ret = first_look(b, compute_us);
+    int n = 0, ret = ar_first_look(b, compute_us);
     const int ratios = b->info.nnodes > 1 ? b->o->ratios.n : 1; /* no link within a node */
     for (int i = 0; i < b->o->shapes.n && !ret; i++) {
         ar_make(b, b->o->shapes.at[i]);

@@ -146,25 +146,12 @@ static int one_shape(struct ar_bench *b, double compute_us, struct mk_json *j)
     return ret;
 }
 
-/* T_compute of all shapes first: rates follow from it. The same communicator also tells who is where. */
-static int first_look(struct ar_bench *b, double *compute_us)
-{
-    int ret = ar_connect(b);
-    for (int i = 0; i < b->o->shapes.n && b->o->ratios.n && !ret; i++) {
-        ar_make(b, b->o->shapes.at[i]);
-        ret = ar_compute_us(b, &compute_us[i]);
-        ar_drop(b);
-    }
-    ar_disconnect(b);
-    return ret;
-}
-
 static int run(struct ar_bench *b)
 {
     static double compute_us[BENCH_SHAPES];
     const struct ar_options *o = b->o;
     struct mk_json json, *j = NULL;
-    int ret = first_look(b, compute_us);
+    int ret = ar_first_look(b, compute_us);
     if (ret)
         return ret;
     if ((o->nodes && o->nodes != b->info.nnodes) || (o->per_node && o->per_node != b->info.local_nranks))

@@ -123,6 +123,8 @@ double ar_sample(struct ar_bench *b, struct gpu_graph *graph);
 struct gpu_graph *ar_capture(struct ar_bench *b);
 int ar_measure(struct ar_bench *b, uint64_t hash, struct ar_result *r);
 int ar_compute_us(struct ar_bench *b, double *us);
+/* T_compute of all shapes, where rates follow from it. Its communicator also tells who is where. */
+int ar_first_look(struct ar_bench *b, double *compute_us);
 
 /* two.c */
 int ar_nccl_open(struct ar_bench *b);

@@ -120,6 +120,18 @@ int ar_compute_us(struct ar_bench *b, double *us)
     return ret;
 }
 
+int ar_first_look(struct ar_bench *b, double *compute_us)
+{
+    int ret = ar_connect(b);
+    for (int i = 0; i < b->o->shapes.n && b->o->ratios.n && !ret; i++) {
+        ar_make(b, b->o->shapes.at[i]);
+        ret = ar_compute_us(b, &compute_us[i]);
+        ar_drop(b);
+    }
+    ar_disconnect(b);
+    return ret;
+}
+
 /* Bytes of an exchange, by the proxy's count of the calls between. */
 static double counted(struct ar_bench *b, uint64_t before)
 {

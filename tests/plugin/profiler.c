@@ -2,6 +2,7 @@
  * Copyright mKernel authors */
 /* The profiler of the shared object, driven as NCCL drives it, every version of its table, each case in a process of its own;
  * then the file that the process left is read and its values are checked. */
+#include "check.h"
 #include "plugin/cli/profile.h"
 #include "tests/plugin/caller.h"
 #include "tests/plugin/prof_events.h"
@@ -15,17 +16,6 @@
 #include <unistd.h>
 
 static const char *object;
-static int bad;
-
-#define CHECK(ok, ...)                                                                                       \
-    do {                                                                                                     \
-        if (!(ok)) {                                                                                         \
-            printf("%s:%d: ", __FILE__, __LINE__);                                                           \
-            printf(__VA_ARGS__);                                                                             \
-            printf("\n");                                                                                    \
-            bad = 1;                                                                                         \
-        }                                                                                                    \
-    } while (0)
 
 static const struct prof_coll all_reduce = {"AllReduce", "ncclBfloat16", "RING", "SIMPLE", 1u << 20,
                                             4,           false};

@@ -3,6 +3,7 @@
 /* NCCL's tuner tables over the tuner, all versions, with an agreement that the test plays: what gets into NCCL's table of costs
  * and channels, and that nothing does without one, without the setting, or from costs that make no sense. Links the objects,
  * since the shared object hides the seam; the harness (case tuner) drives the shared object. */
+#include "check.h"
 #include "mk/tune.h"
 #include "plugin/nccl/abi_tuner.h"
 #include <math.h>
@@ -18,17 +19,6 @@ extern const struct mk_nccl_tuner_v5 ncclTunerPlugin_v5;
 extern const struct mk_nccl_tuner_v6 ncclTunerPlugin_v6;
 
 enum { A = 7, P = 3, RING_LL128 = 4 };
-static int bad;
-
-#define CHECK(ok, ...)                                                                                       \
-    do {                                                                                                     \
-        if (!(ok)) {                                                                                         \
-            printf("%s:%d: ", __FILE__, __LINE__);                                                           \
-            printf(__VA_ARGS__);                                                                             \
-            printf("\n");                                                                                    \
-            bad = 1;                                                                                         \
-        }                                                                                                    \
-    } while (0)
 
 /* ---- the agreement ---- */
 

@@ -3,23 +3,13 @@
 /* The profiler as a witness inside the object: requested without MK_PROFILE it counts collectives of each communicator, asks NCCL
  * for no more than that, whatever it costs while it is held, and leaves no file. Links the objects; the tables are found by
  * name in the program itself. */
+#include "check.h"
 #include "mk/profile.h"
 #include "tests/plugin/prof_events.h"
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
-
-static int bad;
-#define CHECK(ok, ...)                                                                                       \
-    do {                                                                                                     \
-        if (!(ok)) {                                                                                         \
-            printf("%s:%d: ", __FILE__, __LINE__);                                                           \
-            printf(__VA_ARGS__);                                                                             \
-            printf("\n");                                                                                    \
-            bad = 1;                                                                                         \
-        }                                                                                                    \
-    } while (0)
 
 static const struct prof_coll ar = {"AllReduce", "ncclFloat32", "TREE", "LL", 1000, 2, false};
 
