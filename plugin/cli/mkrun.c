@@ -205,13 +205,17 @@ static void look_at_ranks(struct mkrun *r)
 static void forward(struct mkrun *r, int sig)
 {
     const bool ends = sig == SIGINT || sig == SIGTERM || sig == SIGHUP || sig == SIGQUIT;
+    const uint64_t now = mk_time_ns();
+    const bool same_request = ends && r->asked_sig && now - r->asked_ns < one_request_ns;
+    if (same_request && r->asked_sig == sig)
+        return; /* a rank that has begun to report would be interrupted in it */
     mkrun_signal_ranks(r, sig);
     if (sig == SIGTSTP)
         raise(SIGSTOP);
-    const uint64_t now = mk_time_ns();
-    if (!ends || now - r->asked_ns < one_request_ns)
+    if (!ends || same_request)
         return;
     r->asked_ns = now;
+    r->asked_sig = sig;
     if (r->phase == RUNNING)
         enter(r, REPORTING);
     else if (r->phase < KILLED)

@@ -34,6 +34,7 @@ struct mkrun {
     int64_t begin_s;                 /* CLOCK_REALTIME */
     uint64_t deadline_ns;            /* of the present phase; 0: none */
     uint64_t asked_ns;               /* when a signal last asked for the end */
+    int asked_sig;                   /* which one, 0 = none yet */
     int phase;                       /* enum phase of mkrun.c */
     int status;                      /* of the first rank that failed; 0: none has */
 };
