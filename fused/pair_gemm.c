@@ -245,6 +245,8 @@ static enum mk_pair_reason fit(const struct mk_pair *p, const struct mk_pair_gem
     const bool spans = spans_of(g, l); /* also for the original: the collective's line tells what it sends */
     const uint32_t compute =
         MK_PAIR_PEDANTIC | MK_PAIR_COMPUTE_16F | MK_PAIR_TF32 | MK_PAIR_EMULATED | MK_PAIR_SCALED;
+    if (g->flags & MK_PAIR_NO_G)
+        return MK_PAIR_NO_KERNELS;
     if (g->a_type != g->b_type || g->a_type != g->c_type ||
         (g->a_type != MK_BFLOAT16 && g->a_type != MK_FLOAT16))
         return MK_PAIR_GEMM_DTYPE;

@@ -26,6 +26,9 @@ static const struct {
     [MK_PAIR_NONBLOCKING] = {"nonblocking", "non-blocking communicators are not fused"},
     [MK_PAIR_SHARED_GPU] = {"shared-gpu", "MPS or two ranks on one GPU; MK_SHARED_GPU=1 allows it"},
     [MK_PAIR_KILLED] = {"killed", "MK_FUSE=off on a rank"},
+    [MK_PAIR_NO_KERNELS] = {"no-kernels",
+                            "this build has no fused kernels for it, or there is no GPU that runs them"},
+    [MK_PAIR_ALONE] = {"one-rank", "a communicator of one rank has nothing to overlap"},
     [MK_PAIR_GROUPED] = {"group", "call the collective outside of a group with others"},
     [MK_PAIR_NO_GEMM] = {"no-gemm", "no GEMM of ours came before it on its stream"},
     [MK_PAIR_LEARNING] = {"learning", "the first sighting; the next call of this site can overlap"},
@@ -90,7 +93,8 @@ static const char *dtype_name(uint8_t dtype)
                                   : "other";
 }
 
-int mk_pair_line(const struct mk_pair_event *e, const struct mk_pair_out *out, char *text, size_t bytes)
+int mk_pair_line(const struct mk_pair_event *e, const struct mk_pair_out *out, const char *site, char *text,
+                 size_t bytes)
 {
     static const char *const functions[MK_PAIR_FUNCTIONS] = {"AllReduce", "ReduceScatter", "AllGather",
                                                              "AlltoAll", "other"};
@@ -98,13 +102,17 @@ int mk_pair_line(const struct mk_pair_event *e, const struct mk_pair_out *out, c
     const char *why = out->act != MK_PAIR_DO_OVERLAP     ? mk_pair_reason_name(out->reason)
                       : out->proof == MK_PAIR_BY_CAPTURE ? "capture"
                                                          : "counters";
+    char address[24];
     if (e->kind == MK_PAIR_EV_GEMM)
         return snprintf(text, bytes, "fuse gemm n=%lld k=%lld %s: %s %s=%s", (long long)e->u.gemm.n,
                         (long long)e->u.gemm.k, dtype_name(e->u.gemm.c_type), mk_pair_act_name(out->act), key,
                         why);
-    return snprintf(text, bytes, "fuse comm=0x%llx op=%s n=%llu %s site=0x%llx: %s %s=%s",
+    snprintf(address, sizeof(address), "0x%llx", (unsigned long long)e->u.coll.caller);
+    return snprintf(text, bytes, "fuse comm=0x%llx op=%s n=%llu %s site=%s: %s %s=%s",
                     (unsigned long long)e->u.coll.comm,
-                    e->u.coll.function < MK_PAIR_FUNCTIONS ? functions[e->u.coll.function] : "?",
-                    (unsigned long long)e->u.coll.count, dtype_name(e->u.coll.dtype),
-                    (unsigned long long)e->u.coll.caller, mk_pair_act_name(out->act), key, why);
+                    e->kind == MK_PAIR_EV_P2P                ? "SendRecv"
+                    : e->u.coll.function < MK_PAIR_FUNCTIONS ? functions[e->u.coll.function]
+                                                             : "?",
+                    (unsigned long long)e->u.coll.count, dtype_name(e->u.coll.dtype), site ? site : address,
+                    mk_pair_act_name(out->act), key, why);
 }

@@ -46,6 +46,8 @@ enum mk_pair_reason {
     MK_PAIR_NONBLOCKING, /* a non-blocking communicator */
     MK_PAIR_SHARED_GPU,  /* MPS or two ranks on a GPU */
     MK_PAIR_KILLED,      /* MK_FUSE=off somewhere */
+    MK_PAIR_NO_KERNELS,  /* G and K are not in this build, or there is no GPU for them; of a GEMM, too */
+    MK_PAIR_ALONE,       /* one rank: nothing to communicate */
     /* K runs plainly */
     MK_PAIR_GROUPED,      /* a member of a larger group */
     MK_PAIR_NO_GEMM,      /* no GEMM before it on its stream */
@@ -160,7 +162,8 @@ enum mk_pair_gemm_flag {
     MK_PAIR_UNKNOWN_ATTRIBUTE = 64,
     MK_PAIR_NEW_LT = 128,
     MK_PAIR_C_NOT_D = 256,
-    MK_PAIR_CANNOT = 512 /* our planner says no */
+    MK_PAIR_CANNOT = 512, /* our planner says no */
+    MK_PAIR_NO_G = 1024   /* there is no G at all */
 };
 
 struct mk_pair_gemm { /* row-major, as in mkernel.h: B is the weight */
@@ -295,5 +298,7 @@ void mk_pair_count(const struct mk_pair *p, struct mk_pair_counts *out);
 const char *mk_pair_reason_name(uint32_t reason);   /* a word for the log line: "intruder" */
 const char *mk_pair_reason_advice(uint32_t reason); /* a sentence for mkinfo --explain */
 const char *mk_pair_act_name(uint32_t act);
-/* The log line of a decision; returns its length as snprintf does. */
-int mk_pair_line(const struct mk_pair_event *e, const struct mk_pair_out *out, char *text, size_t bytes);
+/* The log line of a decision; returns its length as snprintf does. site: where the collective was called from, for
+ * people; NULL: its address. */
+int mk_pair_line(const struct mk_pair_event *e, const struct mk_pair_out *out, const char *site, char *text,
+                 size_t bytes);

@@ -17,14 +17,16 @@ static bool before(struct mk_hook_event *event)
     return fn && fn(event);
 }
 
-static void after(struct mk_hook_event *event, int result)
+/* What the call returns: the consumer may change it. */
+static int after(struct mk_hook_event *event, int result)
 {
     const mk_hook_fn fn = __atomic_load_n(&consumer, __ATOMIC_ACQUIRE);
     if (!fn)
-        return;
+        return result;
     event->after = true;
     event->result = result;
     fn(event);
+    return event->result;
 }
 
 #define COMMA() ,
@@ -51,9 +53,7 @@ static void after(struct mk_hook_event *event, int result)
     {                                                                                                        \
         EVENT(name, comm_, stream_) return event.result;                                                     \
         ORIGINAL(name);                                                                                      \
-        const int result = fn(LIST(name, NAME));                                                             \
-        after(&event, result);                                                                               \
-        return result;                                                                                       \
+        return after(&event, fn(LIST(name, NAME)));                                                          \
     }
 #define HOOK_VOID(lib, name, comm_, stream_)                                                                 \
     typedef void (*fn_##name)(LIST(name, TYPE));                                                             \
@@ -118,14 +118,13 @@ void mk_hook_set(mk_hook_fn fn)
 void *mk_hook_stream(const struct mk_hook_event *event)
 {
     void *stream = NULL, *handle;
-    int (*get)(void *, void **);
     switch (event->id) {
     case MK_HOOK_cublasGemmEx:
     case MK_HOOK_cublasGemmEx_64:
     case MK_HOOK_cublasSgemm_v2:
     case MK_HOOK_cublasSgemm_v2_64:
         memcpy(&handle, event->call, sizeof(handle)); /* the first argument of each */
-        *(void **)&get = mk_hook_stream_getter();
+        MK_ASK(cublasGetStream_v2, get);
         return get && !get(handle, &stream) ? stream : NULL;
     default:
         return event->stream;

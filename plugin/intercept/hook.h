@@ -2,9 +2,9 @@
  * Copyright mKernel authors */
 /* Interception: calls of cuBLAS, NCCL and a few driver functions by other objects of the process come to us first.
  *
- * Every call is passed on as it came: same arguments, same return code. There is no fused kernel for these calls yet,
- * so nothing is patched unless MK_FUSE is set to graph or on in the environment (unset and off: not one byte of
- * another object is written), and what is asked for then only counts.
+ * A consumer (adapt.h) hears of every call before and after it, and may answer it; else it is passed on as it came: same
+ * arguments, same return code. Nothing is patched unless MK_FUSE is set to graph or on in the environment (unset and off:
+ * not one byte of another object is written).
  *
  * How: the import slots (JUMP_SLOT, GLOB_DAT, 64-bit data) of the loaded objects are made to point at the hooks. Left
  * alone are this object, NVIDIA's own (by name: libraries in sweep.c), and every slot that does not hold the library's
@@ -25,12 +25,13 @@ enum mk_hook_mode { MK_HOOK_OFF, MK_HOOK_GRAPH, MK_HOOK_ON };
 
 struct mk_hook_event {
     enum mk_hook_id id;
-    bool after;       /* false: the call is to come; true: it has returned `result` */
-    int result;       /* of a call that returns nothing: 0 */
+    bool after; /* false: the call is to come; true: it has returned `result` */
+    int result; /* of a call that returns nothing: 0. After: what is returned, which the consumer may change */
     const void *call; /* struct mk_call_NAME */
     void *comm;       /* ncclComm_t, or NULL; what is made by the call stands in its arguments, afterwards */
     void *stream;     /* of the arguments; for the others mk_hook_stream() */
     const void *caller; /* where the call returns to */
+    uint64_t keep;      /* the consumer's, from before to after */
 };
 
 /* Sees every call twice, before and after, on the calling thread; it may be called by many threads at once. Before:

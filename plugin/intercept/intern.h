@@ -32,8 +32,14 @@ static inline void *mk_hook_ours(int id)
     memcpy(&p, &mk_hooks[id].ours, sizeof(p));
     return p;
 }
-/* The library's cublasGetStream_v2, or NULL. */
-void *mk_hook_stream_getter(void);
+/* A library's own function, or NULL: it is not loaded or too old. MK_ASK(name) is callable. */
+void *mk_hook_ask(enum mk_hook_ask which);
+#define MK_ASK_TYPE(lib, name, args) typedef int(*mk_ask_##name) args;
+MK_HOOK_ASKS(MK_ASK_TYPE)
+#undef MK_ASK_TYPE
+#define MK_ASK(name, fn)                                                                                     \
+    mk_ask_##name fn;                                                                                        \
+    *(void **)&(fn) = mk_hook_ask(MK_ASK_##name)
 
 /* lookup.c */
 void mk_lookup_dlsym(void);  /* as dlsym; never called by its name */
@@ -52,3 +58,6 @@ void mk_sweep_check(bool wait);
 /* lookups as in mk_hook_start. */
 int mk_sweep_start(bool lookups);
 void mk_sweep_stats(struct mk_hook_stats *out);
+/* dl_iterate_phdr between two rounds and two forks; not at all where it would have to wait long. */
+struct dl_phdr_info;
+void mk_sweep_walk(int (*visit)(struct dl_phdr_info *, size_t, void *), void *ctx);

@@ -107,18 +107,17 @@ void mk_lookup_dlvsym(void)
 #endif
 
 /* What the driver gave for a name. Its own lookup by its name and version; the others by the pointer, since a name
- * stands for several variants (per-thread streams, versions). */
+ * stands for several variants (per-thread streams, versions: cuMemcpyDtoDAsync is cuMemcpyDtoDAsync_v2). */
 static void *driver(const char *symbol, int version, void *found)
 {
     const int id = mk_hook_find(symbol);
-    if (id < 0 || mk_hooks[id].lib != MK_HOOK_CUDA)
-        return found;
-    if (id == MK_HOOK_cuGetProcAddress)
+    if (id == MK_HOOK_cuGetProcAddress || id == MK_HOOK_cuGetProcAddress_v2)
         return mk_hook_ours(version >= 12000 ? MK_HOOK_cuGetProcAddress_v2 : id);
     for (int i = 0; i < MK_HOOKS; i++)
         if (mk_hooks[i].lib == MK_HOOK_CUDA && found == mk_hook_original(i))
             return mk_hook_ours(i);
-    miss();
+    if (id >= 0 && mk_hooks[id].lib == MK_HOOK_CUDA)
+        miss();
     return found;
 }
 

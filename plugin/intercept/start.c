@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
 /* Start and end: when the object is loaded, by NCCL as a plugin or by LD_PRELOAD, and MK_FUSE asks for interception. */
-#include "hook.h"
+#include "adapt.h"
 #include "mk/err.h"
 #include "mk/log.h"
 #include "mk/param.h"
@@ -66,17 +66,36 @@ static void advise(void)
                     names[l]);
 }
 
+/* What becomes of the calls: NULL, or why they are all passed on. */
+static const char *adapt(void)
+{
+    const char *why = "the settings are wrong";
+    struct mk_adapt_options options;
+    struct mk_settings settings;
+    memset(&options, 0, sizeof(options));
+    options.ops = mk_fuse_ops(&why);
+    if (options.ops && mk_settings_load(&settings, false)) {
+        MK_WARN("HOOK", "%s", mk_last_error());
+        options.ops = NULL;
+    }
+    options.deterministic = options.ops && settings.deterministic;
+    if (mk_adapt_start(&options))
+        return mk_last_error();
+    return options.ops ? NULL : why;
+}
+
 __attribute__((constructor)) static void start(void)
 {
     const enum mk_hook_mode mode = asked();
     if (mode == MK_HOOK_OFF)
         return;
     const bool lookups = preloaded(mk_env("LD_PRELOAD"));
+    const char *why = adapt();
     if (mk_hook_start(mode, lookups))
         MK_WARN("HOOK", "%s", mk_last_error());
     else
-        MK_INFO("HOOK", "interception by %s: calls are counted and passed on; no fused kernel for this yet",
-                lookups ? "LD_PRELOAD" : "the import slots alone");
+        MK_INFO("HOOK", "interception by %s%s%s", lookups ? "LD_PRELOAD" : "the import slots alone",
+                why ? ": every call is passed on, " : "", why ? why : "");
     advise();
 }
 
@@ -89,6 +108,7 @@ __attribute__((destructor)) static void end(void)
         return;
     struct mk_hook_stats s;
     mk_hook_get_stats(&s);
+    mk_adapt_report();
     for (int id = 0; id < MK_HOOK_EVENTS; id++)
         if (mk_hook_calls((enum mk_hook_id)id))
             MK_INFO("HOOK", "%s: %llu calls", mk_hook_name((enum mk_hook_id)id),

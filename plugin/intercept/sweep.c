@@ -93,11 +93,19 @@ static struct {
 } lib[MK_HOOK_LIBS];
 static struct mk_hook_stats stats;
 static char self;
-static void *stream_getter; /* atomic */
+static const struct {
+    const char *name;
+    int lib;
+} asks[MK_HOOK_ASKED] = {
+#define ROW(lib, name, args) [MK_ASK_##name] = {#name, MK_HOOK_##lib},
+    MK_HOOK_ASKS(ROW)
+#undef ROW
+};
+static void *asked[MK_HOOK_ASKED]; /* atomic */
 
-void *mk_hook_stream_getter(void)
+void *mk_hook_ask(enum mk_hook_ask which)
 {
-    return __atomic_load_n(&stream_getter, __ATOMIC_ACQUIRE);
+    return __atomic_load_n(&asked[which], __ATOMIC_ACQUIRE);
 }
 
 static bool ours(const struct mk_elf *e)
@@ -136,8 +144,9 @@ static bool take(const struct mk_elf *e, int which)
         any = true;
         __atomic_store_n(&mk_hooks[id].original, p, __ATOMIC_RELEASE);
     }
-    if (which == MK_HOOK_CUBLAS)
-        __atomic_store_n(&stream_getter, (void *)mk_elf_find(e, "cublasGetStream_v2"), __ATOMIC_RELEASE);
+    for (int i = 0; i < MK_HOOK_ASKED; i++)
+        if (asks[i].lib == which)
+            __atomic_store_n(&asked[i], (void *)mk_elf_find(e, asks[i].name), __ATOMIC_RELEASE);
     return any;
 }
 
@@ -370,6 +379,17 @@ void mk_sweep_stats(struct mk_hook_stats *out)
     *out = stats;
     pthread_mutex_unlock(&gate);
     out->missed = mk_lookup_missed();
+}
+
+void mk_sweep_walk(int (*visit)(struct dl_phdr_info *, size_t, void *), void *ctx)
+{
+    for (int i = 0; pthread_mutex_trylock(&gate); i++) {
+        if (i >= WAITS)
+            return;
+        sched_yield();
+    }
+    dl_iterate_phdr(visit, ctx);
+    pthread_mutex_unlock(&gate);
 }
 
 static void before_fork(void)

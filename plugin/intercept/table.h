@@ -114,6 +114,14 @@ struct mk_hook_nccl_id { /* ncclUniqueId, passed by value */
 #define MK_ARGS_cuLaunchKernelEx(A, S)                                                                       \
     A(const void *, config) S() A(void *, function) S() A(void **, params) S() A(void **, extra)
 
+#define MK_ARGS_cuEventRecord(A, S) A(void *, cu_event) S() A(void *, stream)
+#define MK_ARGS_cuEventRecordWithFlags(A, S) A(void *, cu_event) S() A(void *, stream) S() A(unsigned, flags)
+#define MK_ARGS_cuStreamWaitEvent(A, S) A(void *, stream) S() A(void *, cu_event) S() A(unsigned, flags)
+#define MK_ARGS_cuMemcpyAsync(A, S)                                                                          \
+    A(uint64_t, dst) S() A(uint64_t, src) S() A(size_t, bytes) S() A(void *, stream)
+#define MK_ARGS_cuMemcpyDtoDAsync_v2(A, S) MK_ARGS_cuMemcpyAsync(A, S)
+#define MK_ARGS_cuGraphLaunch(A, S) A(void *, graph) S() A(void *, stream)
+
 #define MK_HOOK_ROWS(X)                                                                                      \
     X(CUBLAS, cublasGemmEx, NULL, NULL)                                                                      \
     X(CUBLAS, cublasGemmEx_64, NULL, NULL)                                                                   \
@@ -155,7 +163,13 @@ struct mk_hook_nccl_id { /* ncclUniqueId, passed by value */
     X(NCCL, ncclCommRevoke, comm, NULL)                                                                      \
     X(NCCL, ncclCommGetAsyncError, comm, NULL)                                                               \
     X(CUDA, cuLaunchKernel, NULL, stream)                                                                    \
-    X(CUDA, cuLaunchKernelEx, NULL, NULL)
+    X(CUDA, cuLaunchKernelEx, NULL, NULL)                                                                    \
+    X(CUDA, cuEventRecord, NULL, stream)                                                                     \
+    X(CUDA, cuEventRecordWithFlags, NULL, stream)                                                            \
+    X(CUDA, cuStreamWaitEvent, NULL, stream)                                                                 \
+    X(CUDA, cuMemcpyAsync, NULL, stream)                                                                     \
+    X(CUDA, cuMemcpyDtoDAsync_v2, NULL, stream)                                                              \
+    X(CUDA, cuGraphLaunch, NULL, stream)
 #define MK_HOOK_VOID(X) X(CUBLAS, cublasSgemm, NULL, NULL)
 /* How others find functions: written by hand (lookup.c), no event comes of them. */
 #define MK_HOOK_LOOKUPS(X)                                                                                   \
@@ -163,6 +177,25 @@ struct mk_hook_nccl_id { /* ncclUniqueId, passed by value */
     X(CUDA, cuGetProcAddress_v2)                                                                             \
     X(LOADER, dlsym)                                                                                         \
     X(LOADER, dlvsym)
+/* What we ask the libraries ourselves: found in their own tables as the originals are, never hooked. */
+#define MK_HOOK_ASKS(X)                                                                                      \
+    X(CUBLAS, cublasGetStream_v2, (void *handle, void **stream))                                             \
+    X(CUBLAS, cublasGetPointerMode_v2, (void *handle, int *mode))                                            \
+    X(CUBLAS, cublasGetMathMode, (void *handle, int *mode))                                                  \
+    X(CUBLASLT, cublasLtMatmulDescGetAttribute,                                                              \
+      (void *desc, int attribute, void *value, size_t bytes, size_t *written))                               \
+    X(CUBLASLT, cublasLtMatrixLayoutGetAttribute,                                                            \
+      (void *layout, int attribute, void *value, size_t bytes, size_t *written))                             \
+    X(CUBLASLT, cublasLtGetVersion, (void))                                                                  \
+    X(NCCL, ncclCommCount, (void *comm, int *count))                                                         \
+    X(NCCL, ncclCommUserRank, (void *comm, int *rank))                                                       \
+    X(CUDA, cuStreamGetId, (void *stream, unsigned long long *id))                                           \
+    X(CUDA, cuStreamGetCtx, (void *stream, void **ctx))                                                      \
+    X(CUDA, cuStreamGetFlags, (void *stream, unsigned *flags))                                               \
+    X(CUDA, cuCtxGetId, (void *ctx, unsigned long long *id))                                                 \
+    X(CUDA, cuStreamGetCaptureInfo_v2,                                                                       \
+      (void *stream, int *status, uint64_t *id, void **graph, void *const **deps, size_t *ndeps))            \
+    X(CUDA, cuGraphNodeGetDependencies, (void *node, void **deps, size_t *ndeps))
 /* clang-format on */
 
 enum mk_hook_lib {
@@ -183,6 +216,13 @@ enum mk_hook_id {
 #undef MK_HOOK_ID
 #undef MK_HOOK_LOOKUP_ID
         MK_HOOKS
+};
+
+enum mk_hook_ask {
+#define MK_HOOK_ASK_ID(lib, name, args) MK_ASK_##name,
+    MK_HOOK_ASKS(MK_HOOK_ASK_ID)
+#undef MK_HOOK_ASK_ID
+        MK_HOOK_ASKED
 };
 
 /* struct mk_call_NAME: the arguments of one call. */

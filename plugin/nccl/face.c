@@ -23,26 +23,6 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all here */
 static int users, held;
 static mk_nccl_logger_fn logger;
 
-int mk_nccl_result(int ret)
-{
-    switch (ret) {
-    case 0:
-        return MK_NCCL_SUCCESS;
-    case MK_ERR_INVALID:
-        return MK_NCCL_INVALID_USAGE;
-    case MK_ERR_SYSTEM:
-    case MK_ERR_NOMEM:
-    case MK_ERR_NET:
-        return MK_NCCL_SYSTEM_ERROR;
-    case MK_ERR_PEER:
-    case MK_ERR_TIMEOUT:
-    case MK_ERR_ABORTED:
-        return MK_NCCL_REMOTE_ERROR;
-    default:
-        return MK_NCCL_INTERNAL_ERROR;
-    }
-}
-
 /* NCCL filters by its own level and subsystems; a WARN must pass any filter, since its text is what the user gets as
  * the last error. */
 static void sink(enum mk_log_level level, const char *subsys, const char *text)

@@ -102,9 +102,9 @@ static const struct {
     const char *name, *call;
     int threads;
 } rows[] = {
-    {"ncclAllReduce, 7 arguments", "direct", 1},       {"cublasGemmEx, 19 arguments", "gemm", 1},
-    {"cublasLtMatmul, 16 arguments", "chosen", 1},     {"ncclAllReduce, 2 threads at once", "direct", 2},
-    {"ncclAllReduce, 8 threads at once", "direct", 8},
+    {"ncclAllReduce, 7 arguments", "loop", 1},       {"cublasGemmEx, 19 arguments", "gemm", 1},
+    {"cublasLtMatmul, 16 arguments", "chosen", 1},   {"ncclAllReduce, 2 threads at once", "loop", 2},
+    {"ncclAllReduce, 8 threads at once", "loop", 8},
 };
 #define ROWS (sizeof(rows) / sizeof(rows[0]))
 

@@ -3,7 +3,7 @@
 /* The inner interface of interception, handed out by a shared object that is made of the same object files as the
  * product's. A test takes it by dlsym, once that object was opened, or preloaded. */
 #pragma once
-#include "plugin/intercept/hook.h"
+#include "plugin/intercept/adapt.h"
 
 struct hook_face {
     uint64_t (*calls)(enum mk_hook_id id);
@@ -12,6 +12,11 @@ struct hook_face {
     void (*set)(mk_hook_fn fn);
     void *(*stream)(const struct mk_hook_event *event);
     enum mk_hook_mode (*mode)(void);
+    int (*adapt)(const struct mk_adapt_options *options);
+    int (*event)(struct mk_pair_event *e);
+    bool (*comm)(uint64_t handle, struct mk_pair_comm_facts *out);
+    bool (*count)(struct mk_pair_counts *out);
+    const char *(*reason)(uint32_t reason);
 };
 const struct hook_face *hook_face(void);
 

@@ -13,6 +13,8 @@ static int note(enum mk_hook_id id, const void *call, size_t bytes)
     __atomic_fetch_add(&r->calls, 1, __ATOMIC_RELAXED);
     if (r->keep)
         memcpy(r->last, call, bytes);
+    if (r->inside)
+        r->inside((int)id, call);
     return r->result;
 }
 
@@ -85,13 +87,7 @@ struct stand_record *RECORD(int id)
     return &records[id];
 }
 
-#if HOOK_STAND == 0
-int cublasGetStream_v2(void *handle, void **stream)
-{
-    *stream = (char *)handle + 1;
-    return 0;
-}
-#elif HOOK_STAND == 3
+#if HOOK_STAND == 3
 /* As the driver: by name and version; an unknown name is an error and the pointer NULL. */
 int cuGetProcAddress_v2(const char *symbol, void **fn, int version, uint64_t flags, int *status)
 {

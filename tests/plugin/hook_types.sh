@@ -32,6 +32,9 @@ template <class R, class... A, class S, class... B> struct same<R (*)(A...), S (
 #define COMMA() ,
 #define CHECK(result, name) \
     static_assert(same<result (*)(MK_ARGS_##name(TYPE, COMMA)), decltype(&name)>::value, #name);
+#define ASK_TYPE(lib, name, args) using ask_##name = int (*) args;
+MK_HOOK_ASKS(ASK_TYPE)
+#define ASKED(name) static_assert(same<ask_##name, decltype(&name)>::value, #name);
 /* the check itself */
 static_assert(same<int (*)(void *, long), short *(*)(int)>::value == false);
 static_assert(same<int (*)(void *, int), unsigned (*)(char *, int)>::value);
@@ -51,6 +54,9 @@ compare cublas cublas_v2.h <<'END'
 CHECK(int, cublasGemmEx_64)
 CHECK(int, cublasSgemm_v2)
 CHECK(int, cublasSgemm_v2_64)
+ASKED(cublasGetStream_v2)
+ASKED(cublasGetPointerMode_v2)
+ASKED(cublasGetMathMode)
 /* two functions of this name in C++; the cast fails where neither has these types */
 using gemm = cublasStatus_t (*)(cublasHandle_t, cublasOperation_t, cublasOperation_t, int, int, int, const void *,
                                 const void *, cudaDataType, int, const void *, cudaDataType, int, const void *, void *,
@@ -65,18 +71,31 @@ END
 compare cublaslt cublasLt.h <<'END'
 #include "same.h"
 CHECK(int, cublasLtMatmul)
+ASKED(cublasLtMatmulDescGetAttribute)
+ASKED(cublasLtMatrixLayoutGetAttribute)
 END
 compare cuda cuda.h <<'END'
 #include "same.h"
 CHECK(int, cuLaunchKernel)
 CHECK(int, cuLaunchKernelEx)
+CHECK(int, cuEventRecord)
+CHECK(int, cuEventRecordWithFlags)
+CHECK(int, cuStreamWaitEvent)
+CHECK(int, cuMemcpyAsync)
+CHECK(int, cuMemcpyDtoDAsync_v2)
+CHECK(int, cuGraphLaunch)
+ASKED(cuStreamGetId)
+ASKED(cuStreamGetCtx)
+ASKED(cuStreamGetFlags)
+ASKED(cuCtxGetId)
 static_assert(same<int (*)(const char *, void **, int, uint64_t, int *), decltype(&cuGetProcAddress_v2)>::value);
 END
 # NCCL: what this version of it has
 if [ -r "$headers/nccl.h" ]; then
     {
         echo '#include "same.h"'
-        sed -n 's/^ *X(NCCL, \([A-Za-z]*\),.*/\1/p' "$source/plugin/intercept/table.h" | while read -r name; do
+        echo 'ASKED(ncclCommCount) ASKED(ncclCommUserRank)'
+        sed -n 's/^ *X(NCCL, \([A-Za-z]*\), [a-zN].*/\1/p' "$source/plugin/intercept/table.h" | while read -r name; do
             if grep -qE "ncclResult_t +$name\(" "$headers/nccl.h"; then echo "CHECK(int, $name)"; fi
         done
     } >"$work/nccl"

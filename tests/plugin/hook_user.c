@@ -43,6 +43,13 @@ int USER(gemm)(void)
     return cublasGemmEx(NULL, 0, 0, 1, 1, 1, NULL, NULL, 0, 1, NULL, 0, 1, NULL, NULL, 0, 1, 0, 0);
 }
 
+/* Of a communicator, from one place, as a training loop does. */
+int USER(loop)(void)
+{
+    static char comm;
+    return ncclAllReduce(&comm, &comm, 1, 0, 0, &comm, NULL);
+}
+
 /* Behind an IFUNC. */
 int USER(chosen)(void)
 {

@@ -11,6 +11,7 @@
 
 /* Each one call of a hooked function. */
 int USER(direct)(void);
+int USER(loop)(void);
 int USER(data)(void);
 int USER(address)(void);
 int USER(chosen)(void);

@@ -369,12 +369,12 @@ static void log_lines_have_words_for_all(void **state)
     assert_string_equal(mk_pair_reason_name(MK_PAIR_REASONS), "?");
     e.u.coll = sim_coll_of(0, &g);
     sim_coll(&s, 0, &e.u.coll);
-    mk_pair_line(&e, &s.out, text, sizeof(text));
+    mk_pair_line(&e, &s.out, NULL, text, sizeof(text));
     assert_string_equal(text,
                         "fuse comm=0x1000 op=AllReduce n=131072 bf16 site=0xca11: PLAIN reason=no-gemm");
     LEARN(&s, &g, 0);
     PAIR(&s, &g, 0, G, OK, OVERLAP, OK);
-    mk_pair_line(&e, &s.out, text, sizeof(text));
+    mk_pair_line(&e, &s.out, NULL, text, sizeof(text));
     assert_string_equal(text,
                         "fuse comm=0x1000 op=AllReduce n=131072 bf16 site=0xca11: OVERLAP proof=counters");
     sim_end(&s);

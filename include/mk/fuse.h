@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* What interception (plugin/intercept/adapt*.c) runs in place of somebody's GEMM and collective: our kernels G and K
+ * behind a table of functions. The pair recogniser (mk/pair.h) decides, the adapter asks the table to carry it out.
+ *
+ * All functions are called with the recogniser's lock held, so nothing comes between a proof and the launch it is for:
+ * they enqueue and return, wait for nobody, and call no function that is hooked. `comm` is NCCL's handle; streams are
+ * handles as the caller had them. An int is 0 or MK_ERR_*. */
+#pragma once
+#include "mk/pair.h"
+
+struct mk_fuse_g {
+    const struct mk_pair_gemm *gemm;
+    void *stream;
+    int32_t descriptor; /* whose generation G bumps; MK_PAIR_OWN_DESCRIPTOR: one of the graph's own */
+    uint64_t generation;
+    bool room; /* leave blocks to K, which may start early */
+    bool captured;
+};
+struct mk_fuse_k {
+    void *comm, *stream;
+    const void *send;
+    void *recv;
+    uint64_t count;
+    uint64_t number; /* operation number */
+    uint8_t dtype;   /* mk_dtype_t */
+    bool overlap;    /* programmatic serialization; polls the tile flags of `descriptor` at `generation` */
+    bool
+        beside; /* beside the rest of its group: on a stream of its own, forked from `stream`; join follows */
+    bool reduce; /* set the capture's dependencies to G's node alone first */
+    bool captured;
+    int32_t descriptor;
+    uint64_t generation;
+};
+
+struct mk_fuse_ops {
+    uint32_t epilogues;                           /* mask of enum mk_pair_epilogue */
+    bool (*can)(const struct mk_pair_gemm *gemm); /* is there a G for these sizes? */
+    int (*launch_g)(const struct mk_fuse_g *g);
+    int (*launch_k)(const struct mk_fuse_k *k);
+    /* Is something of this rank, that K needs, not there yet? NULL: never. */
+    bool (*late)(void *comm);
+    /* Before a launch on `stream`: let it wait for the communicator's operation before this one. */
+    int (*wait)(void *comm, void *stream, enum mk_pair_order how, uint64_t node);
+    /* After an operation of the communicator on `stream`, ours or NCCL's: what a later one waits for. */
+    int (*record)(void *comm, void *stream, enum mk_pair_record how);
+    /* After the group has ended: `stream` waits for what ran beside it. */
+    int (*join)(void *comm, void *stream);
+    /* Raise the communicator's abort word; tell: its peers are told the error, too. */
+    void (*fail)(void *comm, int error, bool tell);
+    /* The communicator is about to be destroyed. Waits for no peer. */
+    void (*end)(void *comm);
+};
+
+/* The kernels of this build on this machine. NULL: there are none, and *why (if not NULL) is a clause that says why. */
+const struct mk_fuse_ops *mk_fuse_ops(const char **why);

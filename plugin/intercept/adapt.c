@@ -1,0 +1,372 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* The adapter's lock, who hears of hooked calls, and the life of communicators. */
+#include "../nccl/face.h"
+#include "adapt_in.h"
+#include "mk/err.h"
+#include "mk/log.h"
+#include <pthread.h>
+
+enum { NCCL_IN_PROGRESS = 7 };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+struct mk_adapt mk_adapt;
+
+void mk_adapt_lock(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+void mk_adapt_unlock(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+uint64_t mk_adapt_thread(void)
+{
+    static uint64_t last;
+    static __thread uint64_t mine;
+    if (!mine)
+        mine = __atomic_add_fetch(&last, 1, __ATOMIC_RELAXED);
+    return mine;
+}
+
+/* ---- steps ---- */
+
+int mk_adapt_step(struct mk_pair_event *e, struct mk_pair_out *out)
+{
+    e->thread = mk_adapt_thread();
+    const int ret = mk_pair_step(mk_adapt.pair, e, out);
+    if (!ret && mk_adapt.ops && out->asks & (MK_PAIR_ASK_ABORT | MK_PAIR_ASK_TELL))
+        mk_adapt.ops->fail((void *)(uintptr_t)out->comm, out->error, out->asks & MK_PAIR_ASK_TELL);
+    return ret;
+}
+
+void mk_adapt_line(const struct mk_pair_event *e, const struct mk_pair_out *out, struct mk_adapt_line *line)
+{
+    line->any = out->asks & MK_PAIR_ASK_LOG && mk_log_on(MK_LOG_INFO);
+    if (!line->any)
+        return;
+    line->event = *e;
+    line->out = *out;
+}
+
+void mk_adapt_say(const struct mk_adapt_line *line)
+{
+    char site[96], text[320];
+    if (!line->any)
+        return;
+    mk_adapt_where((const void *)(uintptr_t)line->event.u.coll.caller, site, sizeof(site));
+    mk_pair_line(&line->event, &line->out, line->event.kind == MK_PAIR_EV_GEMM ? NULL : site, text,
+                 sizeof(text));
+    MK_INFO("HOOK", "%s", text);
+}
+
+int mk_adapt_event(struct mk_pair_event *e)
+{
+    struct mk_pair_out out;
+    mk_adapt_lock();
+    const int ret = mk_adapt.pair ? mk_adapt_step(e, &out) : MK_ERR_INVALID;
+    mk_adapt_unlock();
+    return ret;
+}
+
+bool mk_adapt_comm(uint64_t handle, struct mk_pair_comm_facts *out)
+{
+    mk_adapt_lock();
+    const bool known = mk_adapt.pair && mk_pair_comm(mk_adapt.pair, handle, out);
+    mk_adapt_unlock();
+    return known;
+}
+
+/* ---- communicators ---- */
+
+static void end_off(void *comm, enum mk_pair_reason reason)
+{
+    struct mk_pair_event e = {.kind = MK_PAIR_EV_COMM_OFF};
+    struct mk_pair_out out;
+    e.u.comm.handle = (uintptr_t)comm;
+    e.u.comm.reason = reason;
+    mk_adapt_step(&e, &out); /* refused where it is agreed: then it is not off */
+}
+
+/* Under the lock. `rank` of `nranks`, as NCCL answers. */
+static void announce(void *comm, int rank, int nranks, bool nonblocking)
+{
+    struct mk_pair_event e = {.kind = MK_PAIR_EV_COMM_NEW};
+    struct mk_pair_out out;
+    e.u.comm.handle = (uintptr_t)comm;
+    e.u.comm.rank = (uint32_t)rank;
+    e.u.comm.nranks = (uint32_t)nranks;
+    e.u.comm.nonblocking = nonblocking;
+    if (mk_adapt_step(&e, &out) || nonblocking)
+        return;
+    if (!mk_adapt.ops)
+        end_off(comm, MK_PAIR_NO_KERNELS);
+    else if (nranks == 1)
+        end_off(comm, MK_PAIR_ALONE);
+}
+
+static bool known(const void *comm)
+{
+    struct mk_pair_comm_facts facts;
+    return mk_pair_comm(mk_adapt.pair, (uintptr_t)comm, &facts);
+}
+
+void mk_adapt_meet(void *comm)
+{
+    int rank = 0, nranks = 1;
+    if (known(comm))
+        return;
+    if (mk_adapt.ops) {
+        MK_ASK(ncclCommUserRank, get_rank);
+        MK_ASK(ncclCommCount, get_count);
+        mk_adapt_unlock();
+        const bool asked = get_rank && get_count && !get_rank(comm, &rank) && !get_count(comm, &nranks);
+        mk_adapt_lock();
+        if (!asked || rank < 0 || nranks <= rank || known(comm))
+            return; /* where NCCL did not answer, it stays unknown */
+    }
+    announce(comm, rank, nranks, false);
+}
+
+/* One that was made: whoever had this handle before is gone. It is announced by its first call. */
+static void made(const struct mk_hook_event *h)
+{
+    void **comms = NULL;
+    bool nonblocking;
+    const int n = mk_adapt_made(h, &comms, &nonblocking);
+    if (!comms || (h->result && h->result != NCCL_IN_PROGRESS))
+        return;
+    nonblocking |= h->result == NCCL_IN_PROGRESS;
+    mk_adapt_lock();
+    for (int i = 0; i < n; i++) {
+        struct mk_pair_event e = {.kind = MK_PAIR_EV_COMM_END};
+        struct mk_pair_out out;
+        e.u.comm.handle = (uintptr_t)comms[i];
+        if (!comms[i])
+            continue;
+        if (known(comms[i]))
+            mk_adapt_step(&e, &out);
+        if (nonblocking)
+            announce(comms[i], 0, 1, true);
+    }
+    mk_adapt_unlock();
+}
+
+/* Before the real call. */
+static void ends(const struct mk_hook_event *h)
+{
+    struct mk_pair_event e = {.kind = MK_PAIR_EV_COMM_ABORT};
+    struct mk_pair_out out;
+    e.u.comm.handle = (uintptr_t)h->comm;
+    mk_adapt_lock();
+    if (h->comm && known(h->comm)) {
+        if (h->id != MK_HOOK_ncclCommDestroy)
+            mk_adapt_step(&e, &out);
+        if (h->id != MK_HOOK_ncclCommRevoke) {
+            e.kind = MK_PAIR_EV_COMM_END;
+            mk_adapt_step(&e, &out);
+            if (mk_adapt.ops)
+                mk_adapt.ops->end(h->comm);
+        }
+    }
+    mk_adapt_unlock();
+}
+
+/* Our error of a communicator is NCCL's asynchronous one. */
+static void async_error(const struct mk_hook_event *h)
+{
+    const struct mk_call_ncclCommGetAsyncError *c = h->call;
+    struct mk_pair_comm_facts facts;
+    if (!h->result && c->error && (!*c->error || *c->error == NCCL_IN_PROGRESS) &&
+        mk_adapt_comm((uintptr_t)c->comm, &facts) && facts.error)
+        *c->error = mk_nccl_result(facts.error);
+}
+
+/* ---- driver ---- */
+
+static void driver_before(const struct mk_hook_event *h)
+{
+    struct mk_pair_event e = {.kind = MK_PAIR_EV_NONE};
+    struct mk_pair_out out;
+    mk_adapt_lock();
+    mk_adapt.enqueues++;
+    if (h->id == MK_HOOK_cuMemcpyAsync || h->id == MK_HOOK_cuMemcpyDtoDAsync_v2) {
+        const struct mk_call_cuMemcpyAsync *c = h->call; /* the same arguments */
+        e.kind = MK_PAIR_EV_COPY;
+        e.u.copy.from = c->src;
+        e.u.copy.to = c->dst;
+        e.u.copy.bytes = c->bytes;
+    } else if (h->id == MK_HOOK_cuGraphLaunch) {
+        e.kind = MK_PAIR_EV_REPLAY;
+    } else if (h->id != MK_HOOK_cuLaunchKernel && h->id != MK_HOOK_cuLaunchKernelEx) {
+        e.kind = MK_PAIR_EV_EDGE;
+    }
+    if (e.kind && mk_adapt_at(h->stream, &e.at))
+        mk_adapt_step(&e, &out);
+    mk_adapt_unlock();
+}
+
+/* ---- without kernels ---- */
+
+/* Then the answer is always the same, and only a line that was not logged yet needs the recogniser. */
+#define PASSED 1024
+static uint64_t passed[PASSED], passed_gemms, passed_colls, passed_p2p; /* atomic */
+
+/* Is it known that such a call is passed on? If not, it is from now on. */
+static bool is_passed(uint64_t a, uint64_t b, uint64_t *count)
+{
+    const uint64_t key = (a * UINT64_C(0x9e3779b97f4a7c15) ^ b) * UINT64_C(0xbf58476d1ce4e5b9) | 1;
+    uint64_t *slot = &passed[key >> 54];
+    if (__atomic_load_n(slot, __ATOMIC_RELAXED) != key) {
+        __atomic_store_n(slot, key, __ATOMIC_RELAXED);
+        return false;
+    }
+    __atomic_fetch_add(count, 1, __ATOMIC_RELAXED);
+    return true;
+}
+
+static void pass(struct mk_hook_event *h)
+{
+    struct mk_pair_gemm gemm;
+    struct mk_pair_coll coll;
+    int64_t n = 0, k = 0;
+    bool p2p;
+    if (mk_adapt_read_coll(h, &coll, &p2p)) {
+        if (coll.comm && coll.count &&
+            !is_passed(coll.comm, coll.caller * 16 + 8 * p2p + coll.function,
+                       p2p ? &passed_p2p : &passed_colls))
+            mk_adapt_coll(h, &coll, p2p);
+    } else if (mk_adapt_read_size(h, &n, &k)) {
+        if (!is_passed((uint64_t)n, (uint64_t)k << 1, &passed_gemms) && mk_adapt_read_gemm(h, false, &gemm))
+            mk_adapt_gemm(h, &gemm);
+    }
+}
+
+/* ---- the consumer ---- */
+
+static bool before(struct mk_hook_event *h)
+{
+    struct mk_pair_gemm gemm;
+    struct mk_pair_coll coll;
+    bool p2p;
+    switch (h->id) {
+    case MK_HOOK_ncclGroupStart:
+        return mk_adapt_group_start(h);
+    case MK_HOOK_ncclGroupEnd:
+    case MK_HOOK_ncclGroupSimulateEnd:
+        mk_adapt_group_end(h->id == MK_HOOK_ncclGroupSimulateEnd);
+        return false;
+    case MK_HOOK_ncclCommDestroy:
+    case MK_HOOK_ncclCommAbort:
+    case MK_HOOK_ncclCommRevoke:
+        ends(h);
+        return false;
+    default:
+        break;
+    }
+    if (mk_adapt_read_coll(h, &coll, &p2p)) {
+        /* Of no elements it is no operation, for NCCL and for the profiler. */
+        return coll.comm && coll.count && mk_adapt_coll(h, &coll, p2p);
+    }
+    return mk_adapt_read_gemm(h, true, &gemm) && mk_adapt_gemm(h, &gemm);
+}
+
+static void after(struct mk_hook_event *h)
+{
+    if (h->keep) {
+        if (h->comm)
+            mk_adapt_coll_after(h);
+        else
+            mk_adapt_gemm_after(h);
+    }
+    if (h->id == MK_HOOK_ncclGroupEnd || h->id == MK_HOOK_ncclGroupSimulateEnd)
+        mk_adapt_group_ended(h);
+    else if (h->id >= MK_HOOK_ncclCommInitRank && h->id <= MK_HOOK_ncclCommGrow)
+        made(h);
+    else if (h->id == MK_HOOK_ncclCommGetAsyncError)
+        async_error(h);
+}
+
+static bool consume(struct mk_hook_event *h)
+{
+    if (h->id >= MK_HOOK_cuLaunchKernel && h->id <= MK_HOOK_cuGraphLaunch) {
+        if (!h->after && mk_adapt.ops)
+            driver_before(h);
+        return false;
+    }
+    if (!mk_adapt.ops) {
+        if (!h->after)
+            pass(h);
+    } else if (h->after) {
+        after(h);
+    } else {
+        return before(h);
+    }
+    return false;
+}
+
+int mk_adapt_start(const struct mk_adapt_options *options)
+{
+    static bool forks;
+    struct mk_pair_options p;
+    struct mk_pair *pair;
+    memset(&p, 0, sizeof(p));
+    p.witness = options->witness;
+    p.deterministic = options->deterministic;
+    p.epilogues = options->ops ? options->ops->epilogues : 0;
+    if (mk_pair_create(&p, &pair))
+        return mk_fail(MK_ERR_NOMEM, "HOOK", "no memory for the pair recogniser");
+    /* A child made while another thread holds the lock would wait for it for ever. */
+    if (!forks && pthread_atfork(mk_adapt_lock, mk_adapt_unlock, mk_adapt_unlock)) {
+        mk_pair_destroy(pair);
+        return mk_fail(MK_ERR_NOMEM, "HOOK", "no memory for a fork handler");
+    }
+    forks = true;
+    mk_adapt_lock();
+    struct mk_pair *old = mk_adapt.pair;
+    mk_adapt.pair = pair;
+    mk_adapt.ops = options->ops;
+    mk_adapt.counted = options->counted;
+    mk_adapt.enqueues = 0;
+    memset(passed, 0, sizeof(passed));
+    passed_gemms = passed_colls = passed_p2p = 0;
+    mk_adapt_at_forget();
+    mk_adapt_unlock();
+    mk_pair_destroy(old);
+    mk_hook_set(consume);
+    return 0;
+}
+
+bool mk_adapt_count(struct mk_pair_counts *out)
+{
+    mk_adapt_lock();
+    const bool any = mk_adapt.pair != NULL;
+    if (any) {
+        const uint64_t gemms = __atomic_load_n(&passed_gemms, __ATOMIC_RELAXED);
+        const uint64_t colls = __atomic_load_n(&passed_colls, __ATOMIC_RELAXED);
+        const uint64_t p2p = __atomic_load_n(&passed_p2p, __ATOMIC_RELAXED);
+        mk_pair_count(mk_adapt.pair, out);
+        out->act[MK_PAIR_DO_ORIGINAL] += gemms;
+        out->act[MK_PAIR_DO_NCCL] += colls + p2p;
+        out->reason[MK_PAIR_P2P] += p2p;
+        out->reason[MK_PAIR_NO_KERNELS] += gemms + colls;
+    }
+    mk_adapt_unlock();
+    return any;
+}
+
+void mk_adapt_report(void)
+{
+    struct mk_pair_counts c;
+    if (!mk_log_on(MK_LOG_INFO) || !mk_adapt_count(&c))
+        return;
+    for (uint32_t act = 1; act < MK_PAIR_ACTS; act++)
+        if (c.act[act])
+            MK_INFO("HOOK", "fuse total %s: %llu", mk_pair_act_name(act), (unsigned long long)c.act[act]);
+    for (uint32_t r = 0; r < MK_PAIR_REASONS; r++)
+        if (c.reason[r])
+            MK_INFO("HOOK", "fuse total reason=%s: %llu", mk_pair_reason_name(r),
+                    (unsigned long long)c.reason[r]);
+}

@@ -1,0 +1,56 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* Inside of the adapter: adapt.c (the lock, the hooks' consumer, communicators), adapt_call.c (GEMMs, collectives, groups),
+ * adapt_read.c (what a call says), adapt_at.c (where it goes). */
+#pragma once
+#include "adapt.h"
+#include "intern.h"
+
+struct mk_adapt {
+    struct mk_pair *pair;
+    const struct mk_fuse_ops *ops;
+    bool counted;
+    uint64_t enqueues; /* counted so far, of all contexts */
+};
+/* Under the lock. */
+extern struct mk_adapt mk_adapt;
+void mk_adapt_lock(void);
+void mk_adapt_unlock(void);
+
+/* One step, and what it asks for but the log line. Under the lock. */
+int mk_adapt_step(struct mk_pair_event *e, struct mk_pair_out *out);
+/* A decision whose line is asked for; mk_adapt_say prints it, without the lock. */
+struct mk_adapt_line {
+    bool any;
+    struct mk_pair_event event;
+    struct mk_pair_out out;
+};
+void mk_adapt_line(const struct mk_pair_event *e, const struct mk_pair_out *out, struct mk_adapt_line *line);
+void mk_adapt_say(const struct mk_adapt_line *line);
+/* Announces the communicator if it is not known. Under the lock, and without it while NCCL is asked. */
+void mk_adapt_meet(void *comm);
+/* Names this thread. */
+uint64_t mk_adapt_thread(void);
+
+/* adapt_call.c: before a call (true: answered) and after it. */
+bool mk_adapt_gemm(struct mk_hook_event *h, const struct mk_pair_gemm *gemm);
+void mk_adapt_gemm_after(struct mk_hook_event *h);
+bool mk_adapt_coll(struct mk_hook_event *h, const struct mk_pair_coll *coll, bool p2p);
+void mk_adapt_coll_after(struct mk_hook_event *h);
+bool mk_adapt_group_start(struct mk_hook_event *h);
+void mk_adapt_group_end(bool simulated);
+void mk_adapt_group_ended(struct mk_hook_event *h);
+
+/* adapt_read.c. false: none of that kind. `whole` false: what a log line says is enough. */
+bool mk_adapt_read_gemm(const struct mk_hook_event *h, bool whole, struct mk_pair_gemm *out);
+/* What tells a GEMM's line from another's, in the recogniser's words; cheap. */
+bool mk_adapt_read_size(const struct mk_hook_event *h, int64_t *n, int64_t *k);
+bool mk_adapt_read_coll(const struct mk_hook_event *h, struct mk_pair_coll *out, bool *p2p);
+/* Communicators that a call has made; how many (-1: it made none). */
+int mk_adapt_made(const struct mk_hook_event *h, void ***comms, bool *nonblocking);
+
+/* adapt_at.c, under the lock. false: the driver does not tell; *at then is of no known stream. */
+bool mk_adapt_at(void *stream, struct mk_pair_at *at);
+void mk_adapt_at_forget(void);
+/* "libtorch_cuda.so+0x1234", or the address. */
+void mk_adapt_where(const void *caller, char *text, size_t bytes);
