@@ -170,6 +170,14 @@ void mk_boot_on_said(struct mk_boot *b, mk_boot_said_fn fn, void *ctx)
     pthread_mutex_unlock(&b->lock);
 }
 
+void mk_boot_on_left(struct mk_boot *b, mk_boot_left_fn fn, void *ctx)
+{
+    pthread_mutex_lock(&b->lock);
+    b->left_fn = fn;
+    b->left_ctx = ctx;
+    pthread_mutex_unlock(&b->lock);
+}
+
 int mk_boot_say(struct mk_boot *b, int to, const void *bytes, size_t n)
 {
     if (!b || b->pid != getpid() || to < -1 || to >= b->nranks || to == b->rank || n > MK_BOOT_MAX_SAY ||

@@ -153,6 +153,9 @@ int mk_boot_dial(struct mk_boot *b, const char *host, const char *port, const st
         if (o == NEVER)
             return mk_fail(a.code, "NET", "rank %d cannot join the job at %s: %s", b->rank, b->root_name,
                            a.why);
+        const int given_up = b->watch ? b->watch->look(b->watch->ctx) : 0;
+        if (given_up)
+            return given_up;
         const uint64_t now = mk_time_ns();
         if (now >= deadline && a.busy)
             return mk_fail(a.code, "NET", "rank %d cannot join the job at %s: %s", b->rank, b->root_name,

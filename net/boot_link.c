@@ -106,6 +106,16 @@ static int met(struct mk_boot *b)
     return 0;
 }
 
+static void tell_left(struct mk_boot *b, int rank)
+{
+    pthread_mutex_lock(&b->lock);
+    const mk_boot_left_fn fn = b->left_fn;
+    void *const ctx = b->left_ctx;
+    pthread_mutex_unlock(&b->lock);
+    if (fn)
+        fn(ctx, rank);
+}
+
 static void left(struct mk_boot *b, int rank)
 {
     pthread_mutex_lock(&b->lock);
@@ -114,6 +124,7 @@ static void left(struct mk_boot *b, int rank)
         b->first_left = rank;
     pthread_cond_broadcast(&b->cond);
     pthread_mutex_unlock(&b->lock);
+    tell_left(b, rank);
 }
 
 static void said(struct mk_boot *b)
@@ -223,6 +234,7 @@ static void end(struct mk_boot *b, const char *why)
         MK_INFO("NET", "%s: from now on deaths of other ranks are not seen", text);
     else
         mk_boot_record(b, MK_ERR_PEER, root, text);
+    tell_left(b, -1);
 }
 
 static void *reader(void *arg)

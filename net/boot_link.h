@@ -7,12 +7,19 @@
 #include "boot_wire.h"
 #include "mk/boot.h"
 
+/* Who waits for the others to come looks meanwhile, ten times a second: not 0 ends the wait with that error. */
+struct mk_boot_watch {
+    int (*look)(void *ctx);
+    void *ctx;
+};
+
 /* lock guards all that is not said to be otherwise; cond (monotonic) tells of any change. */
 struct mk_boot {
     struct mk_boot *next; /* list of live ones, under the live lock */
     pid_t pid;            /* the process whose object this is; a forked child may only free it */
     int rank, nranks;
-    bool solo; /* one rank, no network */
+    bool solo;                         /* one rank, no network */
+    const struct mk_boot_watch *watch; /* until it has met; NULL: nobody looks */
     uint64_t key, timeout_ns;
     char root_name[300]; /* of the root, for messages */
     int fd, wake_fd;
@@ -36,7 +43,9 @@ struct mk_boot {
     bool fn_called;
     mk_boot_said_fn said;
     void *said_ctx;
-    bool saying;    /* the thread is in it */
+    bool saying; /* the thread is in it */
+    mk_boot_left_fn left_fn;
+    void *left_ctx;
     uint8_t *left;  /* [nranks], each written once with release, read with acquire by anybody */
     int first_left; /* -1: none */
 
@@ -63,6 +72,9 @@ struct mk_boot {
  * or at: a fixed address (host NULL). */
 int mk_boot_dial(struct mk_boot *b, const char *host, const char *port, const struct mk_boot_where *at,
                  uint64_t deadline);
+/* mk_boot_init_id, with somebody who looks (NULL: nobody). */
+int mk_boot_init_watched(const struct mk_settings *s, const mk_unique_id_t *id, int nranks, int rank,
+                         const struct mk_boot_watch *watch, struct mk_boot **out);
 int mk_boot_link_start(struct mk_boot *b);
 /* At the end of the process: ends the thread if it does so soon. */
 void mk_boot_link_halt(struct mk_boot *b);

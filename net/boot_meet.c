@@ -14,6 +14,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#define LOOK_NS 100000000u
+
 static uint64_t seconds(double s)
 {
     return s > 1e9 ? (uint64_t)1e18 : (uint64_t)(s * 1e9);
@@ -71,17 +73,36 @@ bool mk_boot_wait(struct mk_boot *b, uint64_t deadline)
 
 /* ---- meeting ---- */
 
+/* With b->lock, which it lets go. Sleeps until something changes, `until`, or the next look at what the watch says. */
+static int wait_watching(struct mk_boot *b, uint64_t until, bool *more)
+{
+    const uint64_t look = b->watch ? mk_time_ns() + LOOK_NS : UINT64_MAX;
+    int ret = 0;
+    const bool woken = mk_boot_wait(b, look < until ? look : until);
+    *more = woken || look < until;
+    if (woken || !b->watch)
+        return 0;
+    pthread_mutex_unlock(&b->lock);
+    ret = b->watch->look(b->watch->ctx);
+    pthread_mutex_lock(&b->lock);
+    return ret;
+}
+
 /* The root tells in time who is missing; a second later this rank gives up by itself. */
 static int await_all(struct mk_boot *b, uint64_t deadline)
 {
     int ret = 0;
     bool more = true;
     pthread_mutex_lock(&b->lock);
-    while (!b->met && !b->event_set && more)
-        more = mk_boot_wait(b, deadline + 1000000000u);
+    while (!b->met && !b->event_set && more && !ret)
+        ret = wait_watching(b, deadline + 1000000000u, &more);
     if (b->event_set)
         ret = mk_fail_quiet(b->event.code, "%s", b->event.text);
-    else if (!b->met)
+    else if (b->met)
+        ret = 0;
+    else if (ret)
+        mk_fail_quiet(ret, "the meeting is given up");
+    else
         ret =
             mk_fail(MK_ERR_TIMEOUT, "NET", "the root at %s did not say within %.3g s that all ranks had come",
                     b->root_name, (double)b->timeout_ns / 1e9);
@@ -108,6 +129,7 @@ static int join(struct mk_boot *b, const char *host, const char *port, const str
         mk_boot_free(b);
         return ret;
     }
+    b->watch = NULL;
     mk_boot_list_add(b);
     *out = b;
     return 0;
@@ -182,6 +204,12 @@ static int join_id(const struct mk_boot_id *w, struct mk_boot *b, uint64_t deadl
 int mk_boot_init_id(const struct mk_settings *s, const mk_unique_id_t *id, int nranks, int rank,
                     struct mk_boot **out)
 {
+    return mk_boot_init_watched(s, id, nranks, rank, NULL, out);
+}
+
+int mk_boot_init_watched(const struct mk_settings *s, const mk_unique_id_t *id, int nranks, int rank,
+                         const struct mk_boot_watch *watch, struct mk_boot **out)
+{
     struct mk_boot_id w;
     struct mk_boot *b;
     if (!id || !out)
@@ -192,7 +220,10 @@ int mk_boot_init_id(const struct mk_settings *s, const mk_unique_id_t *id, int n
     if (state != MK_BOOT_PARSED)
         return mk_fail_quiet(MK_ERR_INVALID, "the unique id is not one that mk_get_unique_id made");
     const int ret = boot_new(s, nranks, rank, &b);
-    return ret ? ret : join_id(&w, b, mk_time_ns() + b->timeout_ns, out);
+    if (ret)
+        return ret;
+    b->watch = watch;
+    return join_id(&w, b, mk_time_ns() + b->timeout_ns, out);
 }
 
 /* Rank 0 listens at MK_ROOT and dials what it listens at (loopback, where that is every address). */

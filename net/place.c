@@ -95,7 +95,7 @@ int mk_place_ask(struct mk_place_store *s, const struct mk_place_msg *m, uint64_
     answer->version = MK_PLACE_VERSION;
     answer->what = MK_PLACE_REFUSED;
     if (m->version != MK_PLACE_VERSION || m->nranks < 2 || m->rank >= m->nranks ||
-        m->what != (m->rank ? MK_PLACE_TAKE : MK_PLACE_PUT))
+        (m->rank ? m->what != MK_PLACE_TAKE : m->what != MK_PLACE_PUT && m->what != MK_PLACE_DROP))
         return MK_PLACE_REFUSED;
     struct mk_place_entry *e = find(s, m, now);
     if (m->what == MK_PLACE_PUT) {
@@ -104,8 +104,12 @@ int mk_place_ask(struct mk_place_store *s, const struct mk_place_msg *m, uint64_
         e->name = m->name;
         e->since = now ? now : 1;
         e->nranks = m->nranks;
-        e->left = m->nranks - 1;
         e->id = m->id;
+        return (int)(answer->what = MK_PLACE_GIVEN);
+    }
+    if (m->what == MK_PLACE_DROP) {
+        if (e && !memcmp(&e->id, &m->id, sizeof(e->id)))
+            e->since = 0;
         return (int)(answer->what = MK_PLACE_GIVEN);
     }
     if (!e)
@@ -113,8 +117,6 @@ int mk_place_ask(struct mk_place_store *s, const struct mk_place_msg *m, uint64_
     if (e->nranks != m->nranks)
         return MK_PLACE_REFUSED;
     answer->id = e->id;
-    if (!--e->left)
-        e->since = 0;
     return (int)(answer->what = MK_PLACE_GIVEN);
 }
 

@@ -6,7 +6,9 @@
  *
  *   0 magic 8 · 8 version 4 · 12 what 4 · 16 job's key 8 · 24 name 8 · 32 number of ranks 4 · 36 rank 4 · 40 unique id 128
  *
- * PUT leaves an id (a second one replaces the first), TAKE waits for one, GIVEN and REFUSED answer. */
+ * PUT leaves an id (a second one replaces the first), TAKE waits for one, DROP takes that id away again, GIVEN and REFUSED
+ * answer. Nothing is counted, so whoever lost an answer asks again; rank 0 leaves its word again and again until all have
+ * met, since the process that serves may end, and takes it away then. */
 #pragma once
 #include "mkernel.h"
 #include <stdbool.h>
@@ -14,9 +16,15 @@
 #include <sys/socket.h>
 
 #define MK_PLACE_MAGIC 0x0a0d63616c704b89ull
-#define MK_PLACE_VERSION 1u
+#define MK_PLACE_VERSION 2u
 #define MK_PLACE_BYTES 168u
-enum mk_place_what { MK_PLACE_PUT = 1, MK_PLACE_TAKE = 2, MK_PLACE_GIVEN = 3, MK_PLACE_REFUSED = 4 };
+enum mk_place_what {
+    MK_PLACE_PUT = 1,
+    MK_PLACE_TAKE = 2,
+    MK_PLACE_GIVEN = 3,
+    MK_PLACE_REFUSED = 4,
+    MK_PLACE_DROP = 5
+};
 
 struct mk_place_msg {
     uint32_t version, what;
@@ -34,13 +42,13 @@ bool mk_place_parse_msg(const uint8_t buf[MK_PLACE_BYTES], struct mk_place_msg *
 #define MK_PLACE_KEEP_NS 600000000000ull
 struct mk_place_entry {
     uint64_t key, name, since; /* since 0: free */
-    uint32_t nranks, left;     /* who has not taken it yet */
+    uint32_t nranks;
     mk_unique_id_t id;
 };
 struct mk_place_store {
     struct mk_place_entry entry[MK_PLACE_ENTRIES];
 };
-/* A message of a client. GIVEN: *answer has the id (TAKE), or says that it is kept (PUT); REFUSED: it makes no sense; 0:
+/* A message of a client. GIVEN: *answer has the id (TAKE), or says that it is kept (PUT) or gone (DROP); REFUSED: it makes no sense; 0:
  * the id is not there yet, ask again after the next PUT. */
 int mk_place_ask(struct mk_place_store *s, const struct mk_place_msg *m, uint64_t now,
                  struct mk_place_msg *answer);

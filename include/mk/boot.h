@@ -13,6 +13,7 @@
  * object can only be destroyed. Wire format: net/boot_wire.h. */
 #pragma once
 #include "mkernel.h"
+#include <stdbool.h>
 #include <stdint.h>
 
 struct mk_boot;
@@ -47,8 +48,11 @@ int mk_boot_init_allgather(const struct mk_settings *s, int nranks, int rank,
 /* A fourth way, for ranks that share a name (an NCCL communicator's id) and the address of their job: the host of MK_ROOT, else
  * MASTER_ADDR, at a port that follows from the one given with it (in MK_PORTS, if set). Some process there serves as the meeting place (net/place.h). Any
  * number of communicators at once, in any order. UNSUPPORTED: no such address is known; TIMEOUT: not all came;
- * MISMATCH: they differ in the number of ranks, or in the library's version. */
+ * MISMATCH: they differ in the number of ranks, or in the library's version. A name is of one communicator, never of a second. */
 int mk_boot_init_name(const struct mk_settings *s, uint64_t name, int nranks, int rank, struct mk_boot **out);
+/* The same, given up (ABORTED) soon after go_on, which is asked about ten times a second, says no. */
+int mk_boot_init_name_while(const struct mk_settings *s, uint64_t name, int nranks, int rank,
+                            bool (*go_on)(void *ctx), void *ctx, struct mk_boot **out);
 
 /* Collective over all ranks, in the same order on each; bounded by MK_TIMEOUT. recv: nranks * bytes, rank order.
  * bytes up to 1 MiB, equal on all ranks (else MISMATCH). Only for set-up. */
@@ -57,6 +61,10 @@ int mk_boot_barrier(struct mk_boot *b);
 
 /* From now on the event calls fn (at once if it has happened already). */
 void mk_boot_on_event(struct mk_boot *b, mk_boot_event_fn fn, void *ctx);
+/* Who leaves in good order is no event. The boot thread calls fn for each such rank, and with -1 once this rank's own
+ * connection has ended, after which nothing is heard of anybody. To be set once, before a collective. */
+typedef void (*mk_boot_left_fn)(void *ctx, int rank);
+void mk_boot_on_left(struct mk_boot *b, mk_boot_left_fn fn, void *ctx);
 /* The rank in whose process the root service runs (the lowest one); -1: it is a process without a rank, which may end in
  * good order while the ranks go on. The same on all ranks. */
 int mk_boot_root_rank(struct mk_boot *b);

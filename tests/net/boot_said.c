@@ -114,11 +114,55 @@ static void messages_that_are_wrong(void **state)
     help_all_return(&j, 0, "");
 }
 
+struct leavers {
+    int left[HELP_MAX], ended;
+};
+static void note_left(void *ctx, int rank)
+{
+    struct leavers *l = ctx;
+    __atomic_add_fetch(rank < 0 ? &l->ended : &l->left[rank], 1, __ATOMIC_RELEASE);
+}
+
+/* The last rank leaves first; each other one as soon as it was told that the one behind it has left: the lower ranks are told
+ * of all that are above them, once. Rank 0, which hosts the root, is the last. */
+static int leave_in_turn(struct help_rank *r)
+{
+    struct leavers l;
+    memset(&l, 0, sizeof(l));
+    mk_boot_on_left(r->b, note_left, &l);
+    const int ret = mk_boot_barrier(r->b);
+    int wrong = 0;
+    for (int i = r->nranks - 1; i > r->rank && !ret; i--) {
+        for (int ms = 0; ms < 30000 && !__atomic_load_n(&l.left[i], __ATOMIC_ACQUIRE); ms++)
+            help_sleep_ms(1);
+        wrong += l.left[i] != 1;
+    }
+    for (int i = 0; i <= r->rank; i++)
+        wrong += __atomic_load_n(&l.left[i], __ATOMIC_ACQUIRE) != 0;
+    wrong += __atomic_load_n(&l.ended, __ATOMIC_ACQUIRE) != 0;
+    mk_boot_on_left(r->b, NULL, NULL);
+    return ret || !wrong ? ret
+                         : mk_fail_quiet(MK_ERR_INTERNAL, "%d ranks are told wrongly of leaving", wrong);
+}
+
+static void who_leaves_is_told(void **state)
+{
+    static struct help_job j;
+    (void)state;
+    for (int n = 2; n <= 5; n++) {
+        help_job_init(&j, (enum help_way)(n % WAYS), n, 40);
+        j.body = leave_in_turn;
+        help_job_run(&j);
+        help_all_return(&j, 0, "");
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(messages),
         cmocka_unit_test(messages_that_are_wrong),
+        cmocka_unit_test(who_leaves_is_told),
     };
     help_log_catch();
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -3,11 +3,13 @@
 /* Ranks that know a name: what is left at the meeting place, strangers there, many communicators at once, ranks as
  * threads and as processes, a place whose process ends. */
 #include "net/place.h"
+#include "net/boot_wire.h"
 #include "net/ports.h"
 #include "boot_help.h"
 #include "mk/err.h"
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -61,8 +63,22 @@ static void left_and_taken(void **state)
     assert_int_equal(ask(s, &m, 12, &a), MK_PLACE_REFUSED);
     m.nranks = 3;
     m.rank = 2;
-    assert_int_equal(ask(s, &m, 12, &a), MK_PLACE_GIVEN);
-    assert_int_equal(ask(s, &m, 12, &a), 0); /* all have it: it is gone */
+    for (int i = 0; i < 5;
+         i++) { /* an answer can be lost: whoever asks again gets it again, and takes it from nobody */
+        assert_int_equal(ask(s, &m, 12, &a), MK_PLACE_GIVEN);
+        assert_true(((uint8_t *)&a.id)[0] == 7 && ((uint8_t *)&a.id)[127] == 7);
+    }
+    m = message(MK_PLACE_DROP, 7, 3, 0);
+    memset(&m.id, 9, sizeof(m.id)); /* the word of a rank 0 that is no more */
+    assert_int_equal(ask(s, &m, 13, &a), MK_PLACE_GIVEN);
+    m = message(MK_PLACE_TAKE, 7, 3, 1);
+    assert_int_equal(ask(s, &m, 13, &a), MK_PLACE_GIVEN);
+    for (int i = 0; i < 2; i++) {
+        m = message(MK_PLACE_DROP, 7, 3, 0);
+        assert_int_equal(ask(s, &m, 14, &a), MK_PLACE_GIVEN);
+        m = message(MK_PLACE_TAKE, 7, 3, 1);
+        assert_int_equal(ask(s, &m, 14, &a), 0);
+    }
     free(s);
 }
 
@@ -75,6 +91,7 @@ static void nonsense(void **state)
                                         {MK_PLACE_TAKE, 3, 0},
                                         {MK_PLACE_TAKE, 3, 3},
                                         {MK_PLACE_GIVEN, 3, 1},
+                                        {MK_PLACE_DROP, 3, 1},
                                         {0, 3, 1},
                                         {99, 3, 0}};
     (void)state;
@@ -118,7 +135,7 @@ static void bytes(void **state)
     mk_place_put_msg(&m, buf);
     assert_memory_equal(
         buf,
-        "\x89Kplac\r\n\x01\0\0\0\x02\0\0\0\x05\0\0\0\0\0\0\0\x88\x77\x66\x55\x44\x33\x22\x11\x2c\x01\0\0\x02",
+        "\x89Kplac\r\n\x02\0\0\0\x02\0\0\0\x05\0\0\0\0\0\0\0\x88\x77\x66\x55\x44\x33\x22\x11\x2c\x01\0\0\x02",
         37);
     assert_true(mk_place_parse_msg(buf, &back));
     assert_memory_equal(&back, &m, sizeof(m));
@@ -151,8 +168,14 @@ struct member {
     struct mk_settings s;
     uint64_t name;
     int nranks, rank, delay_ms, ret;
+    const bool *go_on; /* NULL: always */
     char error[256];
 };
+static bool may_go_on(void *ctx)
+{
+    const struct member *m = ctx;
+    return !m->go_on || __atomic_load_n(m->go_on, __ATOMIC_ACQUIRE);
+}
 
 static void *join(void *arg)
 {
@@ -160,7 +183,8 @@ static void *join(void *arg)
     struct mk_boot *b = NULL;
     int all[HELP_MAX];
     help_sleep_ms(m->delay_ms);
-    m->ret = mk_boot_init_name(&m->s, m->name, m->nranks, m->rank, &b);
+    m->ret = m->go_on ? mk_boot_init_name_while(&m->s, m->name, m->nranks, m->rank, may_go_on, m, &b)
+                      : mk_boot_init_name(&m->s, m->name, m->nranks, m->rank, &b);
     if (!m->ret)
         m->ret = mk_boot_allgather(b, &m->rank, all, sizeof(m->rank));
     for (int r = 0; r < m->nranks && !m->ret; r++)
@@ -235,6 +259,104 @@ static void who_differ_or_miss(void **state)
     assert_int_equal(m[0].ret, MK_ERR_UNSUPPORTED);
     free(m);
     mk_place_stop();
+}
+
+/* What lies there for this name, asked as rank 1: 0 nothing (within half a second), else a kind of answer. */
+static int lies_there(int port, uint64_t name, uint32_t nranks, int wait_ms)
+{
+    struct mk_place_msg m = message(MK_PLACE_TAKE, name, nranks, 1), a;
+    uint8_t buf[MK_PLACE_BYTES];
+    m.key = mk_boot_hash("", 0); /* MK_JOB is not set */
+    mk_place_put_msg(&m, buf);
+    const int fd = help_stranger(port, buf, sizeof(buf));
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    if (fd < 0)
+        return -1;
+    int what = 0;
+    if (poll(&p, 1, wait_ms) == 1 && help_read_all(fd, buf, sizeof(buf)) == MK_PLACE_BYTES &&
+        mk_place_parse_msg(buf, &a))
+        what = (int)a.what;
+    close(fd);
+    return what;
+}
+
+/* Who gives up does so soon, whatever it waits for; a rank 0 takes its word away. Also after all have met. */
+static void given_up(void **state)
+{
+    (void)state;
+    struct member *m = members(1, 3, 3000);
+    const int port = place_port(&m[0].s);
+    pthread_t t[2];
+    bool go_on = true;
+    for (int i = 0; i < 2; i++) { /* rank 0 waits for rank 2, at its root; rank 1 too */
+        m[i].go_on = &go_on;
+        assert_int_equal(pthread_create(&t[i], NULL, join, &m[i]), 0);
+    }
+    for (int i = 0; i < 1000 && lies_there(port, m[0].name, 3, 100) != MK_PLACE_GIVEN; i++)
+        help_sleep_ms(20);
+    assert_int_equal(lies_there(port, m[0].name, 3, 30000), MK_PLACE_GIVEN);
+    __atomic_store_n(&go_on, false, __ATOMIC_RELEASE);
+    for (int i = 0; i < 2; i++) {
+        pthread_join(t[i], NULL);
+        if (m[i].ret != MK_ERR_ABORTED && m[i].ret != MK_ERR_PEER) /* the other one was the first */
+            fail_msg("rank %d: %d %s", i, m[i].ret, m[i].error);
+    }
+    assert_int_equal(lies_there(port, m[0].name, 3, 500), 0);
+    m[1].name++; /* rank 1 waits for rank 0's word */
+    go_on = true;
+    assert_int_equal(pthread_create(&t[1], NULL, join, &m[1]), 0);
+    help_sleep_ms(200);
+    __atomic_store_n(&go_on, false, __ATOMIC_RELEASE);
+    pthread_join(t[1], NULL);
+    assert_int_equal(m[1].ret, MK_ERR_ABORTED);
+    for (int i = 0; i < 2; i++) {
+        m[i].go_on = NULL;
+        m[i].name = 0xdef;
+        m[i].nranks = 2;
+    }
+    many(m, 1, 2);
+    if (m[0].ret || m[1].ret)
+        fail_msg("%d %s, %d %s", m[0].ret, m[0].error, m[1].ret, m[1].error);
+    assert_int_equal(lies_there(port, 0xdef, 2, 500), 0);
+    free(m);
+    mk_place_stop();
+}
+
+/* The process that serves ends when rank 0 has left its word and another rank has taken it: the third finds it too. */
+static void the_word_moves(void **state)
+{
+    (void)state;
+    struct member *m = members(1, 3, 60);
+    const int port = place_port(&m[0].s);
+    const struct sockaddr_in at = {
+        .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    pid_t pid[4];
+    for (int i = 0; i < 4; i++) { /* the place, then rank 0, 1, 2 */
+        pid[i] = fork();
+        if (!pid[i] && !i) {
+            if (!mk_place_serve((const struct sockaddr *)&at, sizeof(at)))
+                help_sleep_ms(100000);
+            _exit(1);
+        }
+        if (!pid[i]) {
+            join(&m[i - 1]);
+            _exit(m[i - 1].ret ? 1 : 0);
+        }
+        for (int k = 0; !i && k < 10000 && lies_there(port, 1, 3, 1) < 0;
+             k++) /* it serves: nobody else may */
+            help_sleep_ms(1);
+        if (i == 1)
+            for (int k = 0; k < 1000 && lies_there(port, m[0].name, 3, 100) != MK_PLACE_GIVEN; k++)
+                help_sleep_ms(20);
+        if (i == 2)
+            assert_int_equal(kill(pid[0], SIGKILL), 0);
+    }
+    for (int i = 0; i < 4; i++) {
+        int status;
+        assert_int_equal(waitpid(pid[i], &status, 0), pid[i]);
+        assert_true(i ? WIFEXITED(status) && WEXITSTATUS(status) == 0 : WIFSIGNALED(status));
+    }
+    free(m);
 }
 
 static void strangers(void **state)
@@ -353,11 +475,17 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_place_moves), /* these fork: first, while there are no threads */
-        cmocka_unit_test(few_descriptors), cmocka_unit_test(left_and_taken),
-        cmocka_unit_test(nonsense),        cmocka_unit_test(forgotten),
-        cmocka_unit_test(bytes),           cmocka_unit_test(ports),
-        cmocka_unit_test(many_at_once),    cmocka_unit_test(who_differ_or_miss),
+        cmocka_unit_test(the_word_moves),
+        cmocka_unit_test(few_descriptors),
+        cmocka_unit_test(left_and_taken),
+        cmocka_unit_test(nonsense),
+        cmocka_unit_test(forgotten),
+        cmocka_unit_test(bytes),
+        cmocka_unit_test(ports),
+        cmocka_unit_test(many_at_once),
+        cmocka_unit_test(who_differ_or_miss),
         cmocka_unit_test(strangers),
+        cmocka_unit_test(given_up),
     };
     help_log_catch();
     return cmocka_run_group_tests(tests, NULL, NULL);
