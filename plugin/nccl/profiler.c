@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
 /* NCCL's profiler plugin: translates the events of every version for mk/profile.h. Without MK_PROFILE its mask asks for no
- * event, so NCCL calls nothing but init and finalize. Never an error: what cannot be profiled is not.
+ * event, so NCCL calls nothing but init and finalize. Never an error: what cannot be profiled is not. Communicators that are
+ * profiled may meet (mk/meet.h), from version 4 on, which names them.
  *
  * Masks: collectives and point-to-point operations always (their number is what a witness counts); with the times of the run
  * also KernelCh (from v3 on; with the GPU's own timer from v4 on) or, before, ProxyOp, which exists between nodes only. */
@@ -9,6 +10,7 @@
 #include "face.h"
 #include "mk/err.h"
 #include "mk/log.h"
+#include "mk/meet.h"
 #include "mk/param.h"
 #include "mk/profile.h"
 #include "mk/shm.h"
@@ -84,6 +86,11 @@ static int join(void **ctx, int *mask, struct mk_profile_who *who)
     struct mk_profile *p = open_profile();
     if (p)
         c = mk_profile_join(p, who, mask);
+    if (c && who->id) {
+        const struct mk_meet_who m = {
+            .id = who->id, .rank = who->rank, .nranks = who->nranks, .nnodes = who->nnodes};
+        mk_meet_join(c, &m);
+    }
     *ctx = c ? (void *)c : &nobody;
     return MK_NCCL_SUCCESS;
 }
@@ -130,8 +137,10 @@ INIT_NEW(6)
 
 static int finalize(void *ctx)
 {
-    if (comm_of(ctx))
+    if (comm_of(ctx)) {
+        mk_meet_leave(ctx);
         mk_profile_leave(mk_profile_of_process(), ctx);
+    }
     return MK_NCCL_SUCCESS;
 }
 
