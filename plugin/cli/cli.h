@@ -4,7 +4,7 @@
  *
  *   out.h    an output file that appears whole or not at all
  *   json.h   the one JSON writer        table.h  the one table writer
- *   json_read.h  the one JSON reader    profile.h  files of NCCL's profiles
+ *   json_read.h  the one JSON reader    profile.h  files of NCCL's profiles    explain.h  logs of interception
  *   npy.h    NumPy's .npy, read and written
  *   rng.h    random matrices, the same on every machine
  *   ref.h    float64 product, relative error

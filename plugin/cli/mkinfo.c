@@ -14,6 +14,7 @@
 static const char help[] =
     "usage: mkinfo [--settings] [--json FILE]\n"
     "       mkinfo --profile FILE.. [--json FILE]\n"
+    "       mkinfo --explain LOG.. [--json FILE]\n"
     "\n"
     "Says what this machine offers to mKernel: processor, GPUs, networks, libraries found or missing (and "
     "what to\n"
@@ -24,19 +25,24 @@ static const char help[] =
     "  --profile FILE..  what NCCL's collectives took, from files that MK_PROFILE made, of all ranks "
     "together: calls,\n"
     "                    time, bandwidth (as nccl-tests define it), CTAs, share overlapped\n"
+    "  --explain LOG..  what became of each GEMM and collective that interception saw, and why, with advice: "
+    "from logs of a\n"
+    "                    job with MK_FUSE=graph or on, and MK_LOG=info (NCCL_DEBUG=INFO where NCCL's logger "
+    "takes the lines);\n"
+    "                    other lines are passed over\n"
     "  --json FILE  writes the same as JSON, nothing to the standard output\n"
     "  --help, --version\n"
     "\n"
-    "exit status: 0; 1 the output could not be written; 2 wrong usage, a wrong MK_* setting, or a damaged "
-    "profile (those "
-    "that are whole\n"
-    "are shown).\n"
+    "exit status: 0; 1 the output could not be written; 2 wrong usage, a wrong MK_* setting, a damaged "
+    "profile (those that are whole\n"
+    "are shown), or a log that cannot be read or has no line of interception.\n"
     "\n"
     "examples:\n"
     "  mkinfo\n"
     "  MK_NET=ofi MK_OFI_PROVIDER=tcp mkinfo\n"
     "  mkinfo --settings\n"
-    "  MK_PROFILE=run.%h.%p.json ... ; mkinfo --profile run.*.json\n";
+    "  MK_PROFILE=run.%h.%p.json ... ; mkinfo --profile run.*.json\n"
+    "  MK_FUSE=on MK_LOG=info ... 2>log ; mkinfo --explain log\n";
 
 static struct mkinfo_item *add(struct mkinfo *f, const char *section, const char *key)
 {
@@ -189,11 +195,12 @@ static int look(struct mkinfo *f, const char *json)
 int main(int argc, char **argv)
 {
     static const struct option options[] = {{"settings", 0, NULL, 's'}, {"profile", 0, NULL, 'p'},
-                                            {"json", 1, NULL, 'j'},     {"help", 0, NULL, 'h'},
-                                            {"version", 0, NULL, 'V'},  {NULL, 0, NULL, 0}};
+                                            {"explain", 0, NULL, 'e'},  {"json", 1, NULL, 'j'},
+                                            {"help", 0, NULL, 'h'},     {"version", 0, NULL, 'V'},
+                                            {NULL, 0, NULL, 0}};
     struct mkinfo f;
     const char *json = NULL;
-    bool settings = false, profile = false;
+    bool settings = false, profile = false, explain = false;
     int c;
     memset(&f, 0, sizeof(f));
     mk_cli_init("mkinfo");
@@ -203,6 +210,8 @@ int main(int argc, char **argv)
             settings = true;
         else if (c == 'p')
             profile = true;
+        else if (c == 'e')
+            explain = true;
         else if (c == 'j')
             json = optarg;
         else if (c == 'h')
@@ -212,9 +221,11 @@ int main(int argc, char **argv)
         else
             return mk_cli_bad_option(c, argv);
     }
-    if (profile && optind == argc)
-        return mk_cli_usage("--profile needs a file");
-    if (!profile && optind < argc)
+    if (profile && explain)
+        return mk_cli_usage("--profile and --explain are two commands");
+    if ((profile || explain) && optind == argc)
+        return mk_cli_usage("%s needs a file", profile ? "--profile" : "--explain");
+    if (!profile && !explain && optind < argc)
         return mk_cli_usage("%s is one argument too many", argv[optind]);
     if (mk_settings_load(&f.settings, true)) {
         mk_cli_say("%s", mk_last_error());
@@ -222,5 +233,7 @@ int main(int argc, char **argv)
     }
     if (profile)
         return mkinfo_profile(argv + optind, argc - optind, json);
+    if (explain)
+        return mkinfo_explain(argv + optind, argc - optind, json);
     return settings ? list_settings(&f.settings) : look(&f, json);
 }

@@ -37,3 +37,5 @@ void mkinfo_parts(struct mkinfo *f);
 /* mkinfo --profile: n files, as a table or as JSON. Returns the exit code: USAGE if a file is none of ours or damaged (the
  * others are shown). */
 int mkinfo_profile(char *const *path, int n, const char *json);
+/* mkinfo --explain: n logs, likewise. USAGE if one cannot be read, or none has a line of interception. */
+int mkinfo_explain(char *const *path, int n, const char *json);

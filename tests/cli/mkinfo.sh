@@ -122,5 +122,63 @@ test_profile() {
     want_rc 1; want_in err 'standard output: No space left'
 }
 
+# explain_log: two ranks, with other programs' lines between, one cut
+explain_log() {
+    cat <<'END'
+[0] starting
+[0] mkernel: INFO HOOK fuse gemm n=4096 k=512 bf16: ORIGINAL reason=unknown-site
+[0] mkernel: INFO HOOK fuse comm=0x5561 op=AllReduce n=65536 bf16 site=libtorch_cuda.so+0x12ab: PLAIN reason=learning
+[1] mkernel: INFO HOOK fuse comm=0x7f12 op=AllReduce n=65536 bf16 site=libtorch_cuda.so+0x12ab: PLAIN reason=learning
+[1] loss 0.25
+[1] mkernel: INFO HOOK fuse comm=0x7f12 op=AllReduce n=65536 bf16 site=libtorch_cuda.so+0x12ab: OVERLAP proof=capture
+[0] mkernel: INFO HOOK fuse comm=0x5561 op=AllReduce n=7 fp32 site=lib|x.so+0x1: NCCL reason=dtype
+[0] mkernel: INFO HOOK fuse setup id=0xabc rank=0 of 2: ON from=40
+[0] mkernel: INFO HOOK fuse total reason=learning: 2
+[0] mkernel: INFO HOOK fuse total PLAIN: 2
+[0] mkernel: INFO HOOK fuse comm=0x5561 op=AllReduce n=65536 bf16 site=libt[1] loss 0.24
+END
+}
+
+test_explain() {
+    explain_log >log
+    run --explain log
+    want_rc 0
+    [ ! -s err ] || fail "something on stderr"
+    want_in out '^gemm  *N=4096 K=512  *bf16  *-  *ORIGINAL  *unknown-site  *1  *no collective was seen after'
+    want_in out '^AllReduce  *65536  *bf16  *libtorch_cuda.so+0x12ab  *PLAIN  *learning  *2  *the first sighting'
+    want_in out '^   *OVERLAP  *capture  *1  *overlaps with the GEMM'
+    want_in out '^AllReduce  *7  *fp32  *lib?x.so+0x1  *NCCL  *dtype  *1  *only bf16 and fp16'
+    want_in out '^11 lines, 8 of interception, 1 cut or mixed'
+    want_in out '^set-up: on, 1 times'
+    want_in out '^calls, from the counters at exit: PLAIN 2$'
+    want_in out '^  2 learning: the first sighting'
+    run --json j --explain log
+    want_rc 0
+    [ ! -s out ] || fail "a table beside JSON"
+    want_in j '"damaged": 1'
+    want_in j '"proof": "capture"'
+    if command -v python3 >/dev/null; then
+        python3 -c 'import json
+j = json.load(open("j"))
+assert [s["call"] for s in j["sites"]] == ["gemm", "AllReduce", "AllReduce"], j
+assert [d["decision"] for d in j["sites"][1]["decisions"]] == ["PLAIN", "OVERLAP"], j
+assert j["sites"][1]["decisions"][0]["processes"] == 2 and j["reasons"] == {"learning": 2}, j' || fail "JSON"
+    fi
+    echo nothing >none
+    run --explain none; want_rc 2; want_in err 'none: no line of interception'; [ ! -s out ] || fail "a table of nothing"
+    run --explain none log; want_rc 2; want_in out '^gemm '
+    run --explain missing log; want_rc 2; want_in err 'missing: No such file'; want_in out '^gemm '
+    run --explain .; want_rc 2; want_in err '\.: Is a directory'
+    run --explain; want_rc 2; want_in err '--explain needs a file'
+    run --explain --profile log; want_rc 2; want_in err 'two commands'
+    : >empty
+    run --explain empty; want_rc 2
+    head -c 3000000 /dev/zero >zeros
+    explain_log >>zeros
+    run --explain zeros; want_rc 0; want_in out '^10 lines\|^11 lines' # the first line went with the zeros
+    timeout 20 "$bin/mkinfo" --explain log >/dev/full 2>err; rc=$?
+    want_rc 1; want_in err 'standard output: No space left'
+}
+
 test_$case
 echo "ok $case"

@@ -110,7 +110,8 @@ hook_program(hook_calls now hook_calls.c)
 if(MK_SANITIZE)
     mk_add_skip(plugin.hook_preload "the library of a sanitizer must be loaded before all others")
 else()
-    mk_add_test(plugin.hook_preload TIMEOUT 300 COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/hook_preload.sh $<TARGET_FILE:mkernel> ${hooks})
+    mk_add_test(plugin.hook_preload TIMEOUT 300 COMMAND ${CMAKE_CURRENT_SOURCE_DIR}/hook_preload.sh
+                $<TARGET_FILE:mkernel> ${hooks} $<TARGET_FILE:mkinfo>)
 endif()
 
 # slots.c once more, to find slots with.

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
-/* A user's program: three all-reduces and two GEMMs. With the word `slots` instead: do its slots and its lookups by
+/* A user's program: three all-reduces and two GEMMs; with the word `loop` first four of one communicator. With `slots` instead: do its slots and its lookups by
  * name still lead into the libraries? Exit 0: they do. */
 #include "hook_stand.h"
 #include "hook_user.h"
@@ -29,6 +29,9 @@ int main(int argc, char **argv)
 {
     if (argc == 2 && !strcmp(argv[1], "slots"))
         return !slots();
+    for (int i = 0; argc == 2 && !strcmp(argv[1], "loop") && i < 4; i++)
+        if (user_loop())
+            return 1;
     for (int i = 0; i < 3; i++)
         if (user_direct())
             return 1;

@@ -1,11 +1,11 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Copyright mKernel authors
-# hook_preload.sh OBJECT FOLDER: the product's object in LD_PRELOAD of programs that have nothing to do with CUDA: their
+# hook_preload.sh OBJECT FOLDER MKINFO: the product's object in LD_PRELOAD of programs that have nothing to do with CUDA: their
 # output and exit codes are as without it, with MK_FUSE unset, off and on; nothing but lookups by name is patched. And of
 # one that has: its calls are counted by the lines at exit, without MK_FUSE there is no line.
 set -u
-object=$1 folder=$2 failed=0
+object=$1 folder=$2 mkinfo=$3 failed=0
 out=$(mktemp -d) || exit 1
 trap 'rm -rf "$out"' EXIT
 [ -r "$object" ] || { echo "$object is not there"; exit 1; }
@@ -64,6 +64,15 @@ env MK_FUSE=on MK_LOG=info LD_PRELOAD="$object" "$folder/hook_calls" 2>"$out/log
 for line in 'ncclAllReduce: 3 calls' 'cublasLtMatmul: 2 calls' ' patched in '; do
     grep -q "HOOK $line\|HOOK .*$line" "$out/log" || { echo "no line '$line':"; cat "$out/log"; failed=1; }
 done
+# What became of them, and why: once a call site, and counted; mkinfo reads it.
+env MK_FUSE=on MK_LOG=info LD_PRELOAD="$object" "$folder/hook_calls" loop 2>"$out/log"
+[ "$(grep -c 'HOOK fuse comm=0x[0-9a-f]* op=AllReduce n=1 other site=program+0x[0-9a-f]*: NCCL reason=no-kernels$' "$out/log")" -eq 1 ] ||
+    { echo "not one line of the call site:"; cat "$out/log"; failed=1; }
+for line in 'fuse total NCCL: 4' 'fuse total reason=no-kernels: 4'; do
+    grep -q "HOOK $line\$" "$out/log" || { echo "no line '$line':"; cat "$out/log"; failed=1; }
+done
+"$mkinfo" --explain "$out/log" >"$out/table" || { cat "$out/log" "$out/table"; failed=1; }
+grep -q '^AllReduce  *1  *other  *program+0x[0-9a-f]*  *NCCL  *no-kernels ' "$out/table" || { cat "$out/table"; failed=1; }
 env LD_PRELOAD="$object" "$folder/hook_calls" slots || { echo "slots were changed though MK_FUSE is unset"; failed=1; }
 env MK_FUSE=off LD_PRELOAD="$object" "$folder/hook_calls" slots || { echo "slots were changed by MK_FUSE=off"; failed=1; }
 env MK_FUSE=on LD_PRELOAD="$object" "$folder/hook_calls" slots && { echo "MK_FUSE=on changed no slot"; failed=1; }
