@@ -7,6 +7,8 @@
 #include "cuda/gpu.h"
 #include "mk/err.h"
 #include "mk/log.h"
+#include "mk/pair_run.h"
+#include "pair_run.h"
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -117,6 +119,19 @@ static int launch(struct mk_comm *comm, const struct mk_gemm_call *call, void *s
     return ret;
 }
 
+/* K on the CPU: the tiles, if they come, are written by somebody else. */
+static int launch_pair_cpu(struct mk_comm *comm, const struct mk_gemm_call *call,
+                           const struct mk_pair_tiles *tiles, bool *overlapped)
+{
+    struct mk_ar ar;
+    const int ret = build(comm, call, &ar);
+    if (ret)
+        return ret;
+    bind(comm, &ar);
+    *overlapped = mk_pair_bind(tiles, &ar);
+    return mk_exec_cpu(comm, &ar);
+}
+
 static struct mk_gemm_problem problem_of(const struct mk_gemm_call *c)
 {
     const struct mk_gemm_problem p = {c->layout,
@@ -187,6 +202,44 @@ int mk_gemm_allreduce(mk_comm_t comm, mk_layout_t layout, int64_t m, int64_t n, 
     const struct mk_gemm_call call = {m, n, k,        lda,    ldb,   ldc,          a,
                                       b, c, epilogue, layout, dtype, MK_PART_FUSED};
     return allreduce(comm, &call, stream, true);
+}
+
+bool mk_pair_bind(const struct mk_pair_tiles *tiles, struct mk_ar *ar)
+{
+    if (!tiles || !tiles->words || !mk_pair_grid(&ar->grid, tiles->n, tiles->band_rows))
+        return false;
+    ar->skip_compute = MK_TILES_COME;
+    ar->tile_flag = tiles->words + MK_PAIR_HEAD;
+    ar->tile_parts = tiles->parts;
+    return true;
+}
+
+int mk_pair_allreduce(mk_comm_t comm, void *buffer, uint64_t count, mk_dtype_t dtype,
+                      const struct mk_pair_tiles *tiles, void *stream, bool *overlapped)
+{
+    struct mk_gemm_call call = {.layout = MK_TN, .dtype = dtype, .part = MK_PART_COMM, .c = buffer};
+    struct mk_ar ar;
+    bool over = false;
+    int ret = mk_comm_mine(comm);
+    if (ret)
+        return ret;
+    if (count > (uint64_t)INT64_MAX)
+        return mk_fail_quiet(MK_ERR_INVALID, "count %llu", (unsigned long long)count);
+    mk_pair_view(&comm->rings, comm->gpu != NULL, count, &call.m, &call.n);
+    call.ldc = call.n;
+    ret = check_call(comm, &call, stream);
+    if (ret || !count)
+        return ret;
+    pthread_mutex_lock(&comm->call_lock);
+    ret = mk_comm_check(comm);
+    if (!ret && !comm->gpu)
+        ret = launch_pair_cpu(comm, &call, tiles, &over);
+    else if (!ret && !(ret = build(comm, &call, &ar)))
+        ret = mk_exec_gpu_pair(comm, &call, &ar, tiles, stream, &over);
+    pthread_mutex_unlock(&comm->call_lock);
+    if (overlapped)
+        *overlapped = over;
+    return ret;
 }
 
 /* On the CPU mk_gemm runs on a communicator of one rank that the process makes once, a forked child its own; its

@@ -166,7 +166,7 @@ static void check_gone(struct waiter *w, uint64_t idle_ns)
 /* Are tiles of this rank's own still to come? Then nobody else is late. */
 static bool computing(const struct waiter *w)
 {
-    const uint32_t tiles = mk_ar_items(w->ar, MK_AR_TILE, 0);
+    const uint32_t tiles = mk_ar_has_tiles(w->ar) ? mk_tiles(&w->ar->grid) : 0;
     for (uint32_t i = 0; i < tiles; i++)
         if (!mk_ar_tile_ready(w->ar, w->blk, i))
             return true;

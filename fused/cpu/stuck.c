@@ -37,6 +37,11 @@ static bool missing(struct mk_comm *comm, const struct mk_ar *ar, const struct m
             return false;
         }
     }
+    if (mk_ar_reads_tiles(ar, t->kind) && mk_ar_has_tiles(ar) &&
+        !mk_ar_tiles_ready(ar, blk, t->chunk, 0, 1)) {
+        snprintf(text, size, "tiles of chunk %u, which this rank computes", t->chunk);
+        return false;
+    }
     if (t->kind == MK_AR_PUSH || t->kind == MK_AR_BCAST) {
         snprintf(text, size,
                  t->kind == MK_AR_BCAST ? "chunk %u from rank %d" : "a slot for chunk %u at rank %d",

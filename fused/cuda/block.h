@@ -9,5 +9,10 @@
 /* gemm_ar_ll_*, by columns of a tile: these, a watching warp, and from 32 on eight that only sum */
 #define MK_LL_THREADS(bn) ((bn) <= 16 ? 192 : 448)
 #define MK_PORTABLE_THREADS 256
+#define MK_PAIR_THREADS 256 /* pair_allreduce_*; pair_gemm_* are big */
+
+/* Shared memory of pair_allreduce_*: buffers of bulk copies, then words. */
+#define MK_PAIR_BULK (8 * 24576)
+#define MK_PAIR_SMEM (MK_PAIR_BULK + 8192)
 
 #define MK_SMEM_MAX 232448 /* bytes that a block can have on sm_90; gemm_ar_* have all of it */

@@ -3,12 +3,14 @@
 /* GEMM on the GPU: which kernel for which problem, and its launch. Private to fused/. */
 #pragma once
 #include "mk/cuda.h"
+#include "mk/pair_run.h"
 #include "mkernel.h"
 
 /* The embedded fat binaries (made by nvcc from the .cu files of the same names; none.c without nvcc). */
 extern const uint8_t mk_kernels_gemm_bf16[], mk_kernels_gemm_fp16[], mk_kernels_gemm_ar_bf16[],
     mk_kernels_gemm_ar_fp16[], mk_kernels_gemm_ar_portable_bf16[], mk_kernels_gemm_ar_portable_fp16[],
-    mk_kernels_gemm_ar_ll_bf16[], mk_kernels_gemm_ar_ll_fp16[];
+    mk_kernels_gemm_ar_ll_bf16[], mk_kernels_gemm_ar_ll_fp16[], mk_kernels_pair_bf16[],
+    mk_kernels_pair_fp16[];
 enum mk_image {
     MK_IMAGE_GEMM_BF16 = 0,
     MK_IMAGE_GEMM_FP16 = 1,
@@ -18,7 +20,9 @@ enum mk_image {
     MK_IMAGE_AR_PORTABLE_FP16 = 5,
     MK_IMAGE_AR_LL_BF16 = 6,
     MK_IMAGE_AR_LL_FP16 = 7,
-    MK_IMAGES = 8
+    MK_IMAGE_PAIR_BF16 = 8,
+    MK_IMAGE_PAIR_FP16 = 9,
+    MK_IMAGES = 10
 };
 extern const bool mk_kernels_built;
 
@@ -33,17 +37,6 @@ struct mk_gemm_choice {
     int splits; /* skinny: parts of K, blocks of a cluster (1 or 2) */
     int group;  /* big: bands open at a time; skinny: boxes of weights asked into L2 ahead */
     int blocks; /* grid */
-};
-
-struct mk_gemm_problem {
-    mk_layout_t layout;
-    mk_dtype_t dtype;
-    int64_t m, n, k;
-    const void *a, *b;
-    void *c;
-    int64_t lda, ldb, ldc;
-    const void *bias;
-    int act;
 };
 
 /* Pure: from shape, alignment and number of blocks (SMs). hopper: the device has the Hopper kernels. bands > 0: row

@@ -58,7 +58,7 @@ static bool is_hopper(const struct mk_gpu *g)
     return major == 9 && minor == 0;
 }
 
-static bool hopper_kernels(const struct mk_comm *comm)
+bool mk_gpu_hopper(const struct mk_comm *comm)
 {
     return is_hopper(comm->gpu) && strcmp(comm->settings.gemm, "portable");
 }
@@ -73,7 +73,7 @@ void mk_gpu_plan(const struct mk_comm *comm, struct mk_ar *ar)
 {
     ar->blocks = mk_gpu_blocks(comm);
     choose_budget(comm, ar);
-    ar->grid.tile_n = !ar->latency && hopper_kernels(comm) ? tile_columns(ar) : 128;
+    ar->grid.tile_n = !ar->latency && mk_gpu_hopper(comm) ? tile_columns(ar) : 128;
     mk_grid_count(&ar->grid);
 }
 
@@ -85,7 +85,7 @@ static int launch(struct mk_comm *comm, const struct mk_gemm_problem *p, struct 
     const enum mk_image plain =
         p->dtype == MK_FLOAT16 ? MK_IMAGE_AR_PORTABLE_FP16 : MK_IMAGE_AR_PORTABLE_BF16;
     char name[48];
-    if (mk_gemm_cuda_bulk(p) && hopper_kernels(comm)) {
+    if (mk_gemm_cuda_bulk(p) && mk_gpu_hopper(comm)) {
         struct hopper_params q;
         memset(&q, 0, sizeof(q)); /* padding too: the driver copies it */
         const int bn = tile_columns(ar);
@@ -121,7 +121,7 @@ static int launch_latency(struct mk_comm *comm, const struct mk_gemm_problem *p,
     const bool f16 = p->dtype == MK_FLOAT16;
     struct mk_gemm_choice choice;
     char name[48];
-    mk_gemm_choose(p, hopper_kernels(comm), ar->blocks, 0, &choice);
+    mk_gemm_choose(p, mk_gpu_hopper(comm), ar->blocks, 0, &choice);
     if (choice.kind != MK_GEMM_SKINNY)
         choice.kind = MK_GEMM_PORTABLE;
     if (ar->skip_comm)
@@ -156,33 +156,20 @@ static int launch_latency(struct mk_comm *comm, const struct mk_gemm_problem *p,
 
 /* Launches of a communicator run one after the other, whatever their streams. Within a capture the graph's edges are
  * the caller's: calls on one communicator are captured on one stream. */
-static int order_before(struct mk_gpu *g, void *stream, bool *captured)
+int mk_gpu_order_before(struct mk_gpu *g, void *stream, bool *captured, bool *moved)
 {
     int status = 0;
     int err = g->cu->stream_capturing(stream, &status);
     *captured = status != 0;
-    if (!err && !status && g->launched && g->last_stream != stream)
+    *moved = !err && !status && g->launched && g->last_stream != stream;
+    if (*moved)
         err = g->cu->stream_wait_event(stream, g->order, 0);
     return err ? mk_cuda_fail(err, "ordering a launch") : 0;
 }
 
-int mk_exec_gpu(struct mk_comm *comm, const struct mk_gemm_call *call, struct mk_ar *ar, void *stream)
+int mk_gpu_launched(struct mk_comm *comm, int ret, void *stream, bool captured)
 {
     struct mk_gpu *g = comm->gpu;
-    const struct mk_gemm_problem p = {call->layout, call->dtype, call->m, call->n,   call->k,
-                                      call->a,      call->b,     call->c, call->lda, call->ldb,
-                                      call->ldc,    NULL,        0};
-    bool captured;
-    if (mk_tiles(&ar->grid) * 2 > MK_GPU_TILES)
-        return mk_fail_quiet(MK_ERR_UNSUPPORTED, "C[%lld,%lld] has more than %u tiles", (long long)call->m,
-                             (long long)call->n, MK_GPU_TILES);
-    ar->blocks = mk_gpu_blocks(comm);
-    choose_budget(comm, ar);
-    ar->comm_id = comm->proxy_id;
-    mk_gpu_bind(comm, ar);
-    int ret = order_before(g, stream, &captured);
-    if (!ret)
-        ret = ar->latency ? launch_latency(comm, &p, ar, stream) : launch(comm, &p, ar, stream);
     if (ret)
         return comm->nranks == 1 ? ret
                                  : mk_comm_fail(comm, ret, true, "rank %d: %s", comm->rank, mk_last_error());
@@ -196,4 +183,24 @@ int mk_exec_gpu(struct mk_comm *comm, const struct mk_gemm_call *call, struct mk
         g->launched = true;
     }
     return 0;
+}
+
+int mk_exec_gpu(struct mk_comm *comm, const struct mk_gemm_call *call, struct mk_ar *ar, void *stream)
+{
+    struct mk_gpu *g = comm->gpu;
+    const struct mk_gemm_problem p = {call->layout, call->dtype, call->m, call->n,   call->k,
+                                      call->a,      call->b,     call->c, call->lda, call->ldb,
+                                      call->ldc,    NULL,        0};
+    bool captured, moved;
+    if (mk_tiles(&ar->grid) * 2 > MK_GPU_TILES)
+        return mk_fail_quiet(MK_ERR_UNSUPPORTED, "C[%lld,%lld] has more than %u tiles", (long long)call->m,
+                             (long long)call->n, MK_GPU_TILES);
+    ar->blocks = mk_gpu_blocks(comm);
+    choose_budget(comm, ar);
+    ar->comm_id = comm->proxy_id;
+    mk_gpu_bind(comm, ar);
+    int ret = mk_gpu_order_before(g, stream, &captured, &moved);
+    if (!ret)
+        ret = ar->latency ? launch_latency(comm, &p, ar, stream) : launch(comm, &p, ar, stream);
+    return mk_gpu_launched(comm, ret, stream, captured);
 }

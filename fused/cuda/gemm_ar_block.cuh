@@ -272,6 +272,9 @@ MK_DEV void mk_block_leave(const struct mk_ar *ar, struct mk_block_words *w)
     mk_block_sync();
     if (!mk_ar_aborted(ar))
         return;
+#if MK_PAIRED
+    mk_grid_wait(); /* who brings the tiles writes C until it ends */
+#endif
     /* Nobody writes C any more once the last block has left; a launch after the failure writes nothing else. */
     if (w->last)
         mk_poison(ar, 0, 1);

@@ -15,7 +15,7 @@
     extern "C" __global__ void __launch_bounds__(MK_BIG_THREADS, 1)                                          \
         gemm_##layout##_##type##_##BN##x##CM(const __grid_constant__ mk_gemm_sm90 p)                         \
     {                                                                                                        \
-        mk_gemm_sm90_run<BN, L, F16, CM>(p);                                                                 \
+        mk_gemm_sm90_run<BN, L, F16, CM>(p, mk_gemm_untold());                                               \
     }
 #define MK_BIG_SHAPES(layout, L, type, F16)                                                                  \
     MK_BIG(layout, L, type, F16, 256, 2)                                                                     \

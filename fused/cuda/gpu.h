@@ -97,5 +97,11 @@ void mk_gpu_sweep(const struct mk_cuda *cu, const void *ctx);
 
 /* gemm_ar.c: blocks, budget and tiles of a launch, as for operands that the large kernels take. */
 void mk_gpu_plan(const struct mk_comm *comm, struct mk_ar *ar);
+/* Around a launch: the stream waits for the launch before it on another one (moved: it had to); then what is owed after it.
+ * ret: of the launch; a failure is the communicator's. */
+int mk_gpu_order_before(struct mk_gpu *g, void *stream, bool *captured, bool *moved);
+int mk_gpu_launched(struct mk_comm *comm, int ret, void *stream, bool captured);
+/* Are Hopper's kernels used? */
+bool mk_gpu_hopper(const struct mk_comm *comm);
 /* One launch on `stream`. */
 int mk_exec_gpu(struct mk_comm *comm, const struct mk_gemm_call *call, struct mk_ar *ar, void *stream);

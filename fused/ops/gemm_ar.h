@@ -26,6 +26,7 @@
 #include "mk/dev/flag.h"
 #include "mk/dev/ring.h"
 #include "ops/gemm_ar_ctl.h"
+#include "ops/pair_tiles.h"
 #include "sched/chunk.h"
 #include "sched/ll.h"
 
@@ -74,7 +75,7 @@ struct mk_ar {
     const void *bias;
     int32_t layout, dtype, act;
     int32_t wire_fp32;                   /* node sums travel as fp32 */
-    int32_t skip_compute;                /* the tiles are there already (T_comm) */
+    int32_t skip_compute;                /* MK_TILES_HERE: they are there already (T_comm); MK_TILES_COME */
     int32_t skip_comm;                   /* tiles alone (T_compute) */
     int32_t latency;                     /* this launch takes the latency path */
     int32_t blocks, budget, max_helpers; /* B; blocks that prefer communication; R */
@@ -134,6 +135,9 @@ struct mk_ar_block {
     int32_t headed;         /* it has seen all headers match */
     uint32_t tiles;         /* tiles that this block has claimed */
     uint64_t idle_since_ns; /* 0: its last look found something to do */
+#if MK_PAIRED
+    uint32_t tile_tag; /* of the words at tile_flag */
+#endif
 #if MK_CONTROL
     uint64_t mark_ns; /* up to when its time is accounted for */
 #endif

@@ -22,9 +22,22 @@ MK_DEV bool mk_ar_aborted(const struct mk_ar *ar)
 {
     return mk_ld_acq_sys_u64(ar->abort_word) != 0;
 }
+MK_DEV uint32_t mk_ar_tile_tag(const struct mk_ar_block *blk)
+{
+#if MK_PAIRED
+    return blk->tile_tag;
+#else
+    return blk->tag;
+#endif
+}
+/* Are there tiles that are not in C from the start? */
+MK_DEV bool mk_ar_has_tiles(const struct mk_ar *ar)
+{
+    return !ar->skip_compute || (MK_PAIRED && ar->skip_compute == MK_TILES_COME);
+}
 MK_DEV bool mk_ar_tile_ready(const struct mk_ar *ar, const struct mk_ar_block *blk, uint32_t tile)
 {
-    return mk_count_read(&ar->tile_flag[tile], blk->tag) == ar->tile_parts;
+    return mk_count_read(&ar->tile_flag[tile], mk_ar_tile_tag(blk)) == ar->tile_parts;
 }
 
 /* ---- readiness ----
@@ -62,8 +75,8 @@ MK_DEV bool mk_ar_tiles_ready(const struct mk_ar *ar, const struct mk_ar_block *
     MK_ROLLED
     for (uint32_t i = from; i < nr * nc; i += step) {
         const uint32_t down = nc == 1 ? i : i / nc;
-        ready &= mk_count_peek(&ar->tile_flag[(r0 + down) * g->tile_cols + c0 + i - down * nc], blk->tag) ==
-                 ar->tile_parts;
+        ready &= mk_count_peek(&ar->tile_flag[(r0 + down) * g->tile_cols + c0 + i - down * nc],
+                               mk_ar_tile_tag(blk)) == ar->tile_parts;
     }
     return ready;
 }
@@ -147,7 +160,7 @@ MK_DEV bool mk_ar_ready_part(const struct mk_ar *ar, const struct mk_ar_block *b
     MK_ROLLED
     for (uint32_t i = lane; mk_ar_need(ar, t, i, &need); i += lanes)
         ready &= mk_ar_holds(ar, &need);
-    if (mk_ar_reads_tiles(ar, t->kind) && !ar->skip_compute)
+    if (mk_ar_reads_tiles(ar, t->kind) && mk_ar_has_tiles(ar))
         ready &= mk_ar_tiles_ready(ar, blk, t->chunk, lane, lanes);
     return ready;
 }
@@ -332,6 +345,9 @@ MK_DEV void mk_ar_enter(const struct mk_ar *ar, struct mk_ar_block *blk)
     blk->headed = 0;
     blk->tiles = 0;
     blk->idle_since_ns = 0;
+#if MK_PAIRED
+    blk->tile_tag = ar->skip_compute == MK_TILES_COME ? mk_pair_tag(ar->tile_flag) : blk->tag;
+#endif
 #if MK_CONTROL
     mk_ar_ctl_enter(ar, blk);
 #endif

@@ -225,7 +225,8 @@ template <int BN, int LAYOUT, bool F16, int CM> struct mk_gemm_sm90_block {
             first_steps<BOX + 1>(acc, q, packed, wg, thread, have, m0, n0);
     }
 
-    __device__ __forceinline__ void consume(uint32_t wg, uint32_t thread)
+    /* left: told what becomes of each tile; a tile's stores are issued while the next one multiplies. */
+    template <class Left> __device__ __forceinline__ void consume(uint32_t wg, uint32_t thread, Left &left)
     {
         float acc[BN / 2];
         uint32_t packed[BN / 4];
@@ -238,12 +239,15 @@ template <int BN, int LAYOUT, bool F16, int CM> struct mk_gemm_sm90_block {
             first_steps<0>(acc, q, packed, wg, thread, have, m_before, n_before);
             for (uint32_t kt = BOXES; kt < ktiles; kt++) {
                 step_begin(acc, q, wg, kt);
+                left.step(kt - BOXES, thread);
                 step_end(q, thread, kt);
             }
             mk_wgmma_wait<0>();
             release(thread, q.before);
             if (have && ktiles < BOXES)
                 store_from<0>(packed, wg, thread, m_before, n_before, ktiles);
+            left.over(thread);
+            left.tile(row * CM + rank);
             m_before = (int32_t)((row * CM + rank) * MK_BM + wg * 64);
             n_before = (int32_t)(col * BN);
             mk_epilogue<BN, F16>(acc, packed, p.bias, p.act, n_before, p.n, thread % 4);
@@ -253,15 +257,42 @@ template <int BN, int LAYOUT, bool F16, int CM> struct mk_gemm_sm90_block {
             store_from<0>(packed, wg, thread, m_before, n_before, 0);
         if (thread == 0)
             mk_tma_wait<0>();
+        left.over(thread);
     }
 };
 
-template <int BN, int LAYOUT, bool F16, int CM>
-static __device__ __forceinline__ void mk_gemm_sm90_run(const mk_gemm_sm90 &p)
+/* Nobody wants to know what becomes of a tile; the kernel may start before the one before it ends. */
+struct mk_gemm_untold {
+    __device__ __forceinline__ void enter(uint32_t *) /* thread 0, before the block's first barrier */
+    {
+    }
+    __device__ __forceinline__ void begin(const uint32_t *) /* all, behind it */
+    {
+        mk_grid_wait(); /* nothing of global memory was touched so far */
+    }
+    __device__ __forceinline__ void produced(void) /* the producer, when all its loads are under way */
+    {
+        mk_grid_launch_next(); /* it waits for this grid, but is there when it ends */
+    }
+    __device__ __forceinline__ void step(uint32_t, uint32_t)
+    {
+    }
+    __device__ __forceinline__ void over(uint32_t)
+    {
+    }
+    __device__ __forceinline__ void tile(uint32_t)
+    {
+    }
+};
+
+template <int BN, int LAYOUT, bool F16, int CM, class Told>
+static __device__ __forceinline__ void mk_gemm_sm90_run(const mk_gemm_sm90 &p, Told told)
 {
     extern __shared__ uint8_t raw[];
     const uint32_t smem = (mk_smem(raw) + 1023) & ~1023u;
     mk_gemm_sm90_block<BN, LAYOUT, F16, CM> block(p, smem);
+    uint32_t *word = (uint32_t *)(raw + (block.bars - mk_smem(raw)) + 512); /* behind the barriers */
+    static_assert(16 * mk_gemm_sm90_size<BN>::stages <= 512, "the barriers");
     if (threadIdx.x == 0) {
         for (uint32_t s = 0; s < block.STAGES; s++) {
             mk_mbar_init(block.full(s), 1);
@@ -271,22 +302,23 @@ static __device__ __forceinline__ void mk_gemm_sm90_run(const mk_gemm_sm90 &p)
         mk_tma_prefetch(&p.a);
         mk_tma_prefetch(&p.b);
         mk_tma_prefetch(&p.c);
+        told.enter(word);
     }
     if (CM > 1)
         mk_cluster_sync();
     else
         __syncthreads();
-    mk_grid_wait(); /* nothing of global memory was touched so far */
+    told.begin(word);
     const uint32_t wg = threadIdx.x / 128;
     if (wg == 0) {
         mk_regs_down<24>();
         if (threadIdx.x == 0) {
             block.produce();
-            mk_grid_launch_next(); /* it waits for this grid, but is there when it ends */
+            told.produced();
         }
     } else {
         mk_regs_up<240>();
-        block.consume(wg - 1, threadIdx.x % 128);
+        block.consume(wg - 1, threadIdx.x % 128, told);
     }
     if (CM > 1)
         mk_cluster_sync(); /* nobody arrives at the barriers of a block that has gone */

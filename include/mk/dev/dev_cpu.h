@@ -11,6 +11,7 @@
 #define MK_ROLLED
 #define MK_LOOKS_ON 0
 #define MK_CONTROL 1
+#define MK_PAIRED 1
 
 MK_DEV uint32_t mk_lane(void)
 {

@@ -9,6 +9,9 @@
 #ifndef MK_CONTROL
 #define MK_CONTROL 0 /* not measured here yet */
 #endif
+#ifndef MK_PAIRED
+#define MK_PAIRED 0 /* 1: kernels whose tiles another kernel may bring (ops/pair_tiles.h) */
+#endif
 #define MK_ROLLED _Pragma("unroll 1")
 
 MK_DEV uint32_t mk_lane(void)

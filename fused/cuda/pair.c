@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* G and K on the GPU: choice of kernel, launch. Kernels: pair_kernels.cuh. */
+#include "pair_run.h"
+#include "cuda/block.h"
+#include "cuda/gemm.h"
+#include "cuda/gpu.h"
+#include "mk/err.h"
+#include <stdio.h>
+#include <string.h>
+
+/* Kernel parameters: the same words as in pair_kernels.cuh. */
+struct gemm_params {
+    struct mk_big_params gemm;
+    _Alignas(128) uint64_t *words;
+};
+_Static_assert(offsetof(struct gemm_params, words) == 512, "as in pair_kernels.cuh");
+struct allreduce_params {
+    _Alignas(128) struct mk_cu_map chunk;
+    int32_t box_rows, box_cols;
+    _Alignas(128) struct mk_ar ar;
+};
+_Static_assert(offsetof(struct allreduce_params, ar) == 256, "as in pair_kernels.cuh");
+
+#define BAND 128       /* rows of a tile: those of a band */
+#define BOX_BYTES 2048 /* tile/bulk_sm90.cuh */
+
+static int min_int(int a, int b)
+{
+    return a < b ? a : b;
+}
+
+size_t mk_pair_words_bytes(int64_t m)
+{
+    return (MK_PAIR_HEAD + (size_t)(m > 0 ? (m + BAND - 1) / BAND : 0)) * sizeof(uint64_t);
+}
+
+/* ---- G ---- */
+
+bool mk_pair_gemm_can(const struct mk_gemm_problem *p)
+{
+    int blocks;
+    bool hopper;
+    if (p->dtype != MK_BFLOAT16 && p->dtype != MK_FLOAT16)
+        return false;
+    if (p->layout != MK_TN && p->layout != MK_NN && p->layout != MK_NT)
+        return false;
+    if (p->m > INT32_MAX || p->n > INT32_MAX || p->k > INT32_MAX || p->ldc != p->n || !mk_gemm_cuda_bulk(p))
+        return false;
+    return mk_gemm_cuda_place(p, NULL, &blocks, &hopper) == 1 && hopper;
+}
+
+/* Bands that are open at a time: as few as give every block a tile, since K can send a band only when it is whole; but not so
+ * few that the blocks which run together share no operands. */
+static int open_bands(const struct mk_gemm_problem *p, int blocks)
+{
+    const int64_t columns = (p->n + 255) / 256, fill = (blocks + columns - 1) / columns;
+    return fill < 4 ? 4 : (int)fill;
+}
+
+int mk_pair_gemm(const struct mk_gemm_problem *p, int spare, uint64_t *words, void *stream,
+                 struct mk_pair_tiles *out)
+{
+    static const char *const layouts[] = {"tn", "nn", "nt"};
+    const struct mk_cuda *cu = mk_cuda_open(NULL);
+    const bool f16 = p->dtype == MK_FLOAT16;
+    struct mk_gemm_choice c;
+    struct gemm_params q;
+    char name[48];
+    int blocks;
+    bool hopper;
+    if (!mk_pair_gemm_can(p) || !cu)
+        return mk_fail_quiet(MK_ERR_UNSUPPORTED, "G cannot compute this product");
+    const int ret = mk_gemm_cuda_place(p, stream, &blocks, &hopper);
+    if (ret < 0)
+        return ret;
+    blocks = blocks - spare > 1 ? blocks - spare : 1;
+    mk_gemm_choose(p, true, blocks, open_bands(p, blocks), &c);
+    c.bn = c.bn > 128 ? 256 : 128; /* the shapes that there are */
+    c.cm = c.bn == 256 && blocks > 1 ? c.cm : 1;
+    memset(&q, 0, sizeof(q)); /* padding too: the driver copies it */
+    const int err = mk_gemm_cuda_maps(cu, p, c.bn, c.cm, &q.gemm);
+    if (err)
+        return err;
+    q.gemm.group = open_bands(p, blocks) / c.cm > 0 ? open_bands(p, blocks) / c.cm : 1;
+    q.gemm.bias = p->bias;
+    q.gemm.act = p->act;
+    q.words = words;
+    const int64_t columns = (p->n + c.bn - 1) / c.bn, high = BAND * c.cm;
+    const int64_t tiles = (p->m + high - 1) / high * columns * c.cm, most = blocks / c.cm * c.cm;
+    snprintf(name, sizeof(name), "pair_gemm_%s_%s_%dx%d", layouts[p->layout], f16 ? "fp16" : "bf16", c.bn,
+             c.cm);
+    out->words = words;
+    out->n = p->n;
+    out->band_rows = BAND;
+    out->parts = 2 * (uint32_t)columns; /* two consumer warpgroups */
+    return mk_cuda_start(cu, f16 ? MK_IMAGE_PAIR_FP16 : MK_IMAGE_PAIR_BF16, name, mk_gemm_cuda_smem(c.bn),
+                         (int)(tiles < most ? tiles : most), MK_BIG_THREADS, c.cm, false, &q, stream);
+}
+
+/* ---- K ---- */
+
+static int budget(const struct mk_comm *comm)
+{
+    const int half = mk_gpu_blocks(comm) / 2, r = min_int((int)comm->settings.r, half);
+    return r > 1 ? r : 1;
+}
+
+int mk_pair_blocks(mk_comm_t comm)
+{
+    return !mk_comm_mine(comm) && comm->gpu ? budget(comm) : 0;
+}
+
+/* early: K may start while G runs. */
+static int launch(struct mk_comm *comm, const struct mk_gemm_problem *p, struct mk_ar *ar, bool early,
+                  void *stream)
+{
+    const bool f16 = p->dtype == MK_FLOAT16;
+    struct allreduce_params q;
+    memset(&q, 0, sizeof(q)); /* padding too */
+    q.box_cols = ar->grid.chunk_n;
+    q.box_rows = min_int(BOX_BYTES / 2 / ar->grid.chunk_n, 256);
+    const int ret = mk_gemm_cuda_boxes(comm->gpu->cu, p, q.box_rows, q.box_cols, &q.chunk);
+    if (ret)
+        return ret;
+    ar->blocks = ar->budget = budget(comm);
+    ar->max_helpers = 0;
+    q.ar = *ar;
+    return mk_cuda_start(comm->gpu->cu, f16 ? MK_IMAGE_PAIR_FP16 : MK_IMAGE_PAIR_BF16,
+                         f16 ? "pair_allreduce_fp16" : "pair_allreduce_bf16", MK_PAIR_SMEM, ar->blocks,
+                         MK_PAIR_THREADS, 1, early, &q, stream);
+}
+
+int mk_exec_gpu_pair(struct mk_comm *comm, const struct mk_gemm_call *call, struct mk_ar *ar,
+                     const struct mk_pair_tiles *tiles, void *stream, bool *overlapped)
+{
+    const struct mk_gemm_problem p = {call->layout, call->dtype, call->m, call->n,   0,    NULL, NULL,
+                                      call->c,      0,           0,       call->ldc, NULL, 0};
+    bool captured, moved;
+    *overlapped = false;
+    if (ar->latency || (uintptr_t)call->c % 16 || call->n % 8 || !mk_gpu_hopper(comm))
+        return mk_exec_gpu(comm, call, ar, stream);
+    mk_gpu_bind(comm, ar);
+    ar->comm_id = comm->proxy_id;
+    int ret = mk_gpu_order_before(comm->gpu, stream, &captured, &moved);
+    if (!ret) {
+        /* an edge from another stream lies between G and K then, and G does not count as what is before K */
+        *overlapped = !moved && mk_pair_bind(tiles, ar);
+        ret = launch(comm, &p, ar, *overlapped, stream);
+    }
+    return mk_gpu_launched(comm, ret, stream, captured);
+}

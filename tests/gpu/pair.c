@@ -1,0 +1,329 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* G and K on the GPU (mk/pair_run.h), one process a rank (mkrun): random shapes with the programmatic launch and without, in
+ * turn and by each rank's own choice, eager and by graph replay, with delays, G without K, G after G, and a third kernel
+ * that reads what K leaves: the bits of the operator's exchange alone on the same products. Then times.
+ * Usage: pair [SHAPES] [CALLS] [SEED]; pair times M N K [ROUNDS]. */
+#include "fused/comm.h" /* mk_comm_start */
+#include "mk/fused.h"
+#include "mk/pair_run.h"
+#include "mkernel.h"
+#include "tests/bench/gpu.h"
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static mk_comm_t comm;
+static struct mk_comm_info info;
+static int failures;
+static uint64_t rng, own; /* the same on all ranks; this rank's */
+
+#define P(x) ((void *)(uintptr_t)(x))
+
+static int next(uint64_t *x, int n)
+{
+    *x = *x * 6364136223846793005ull + 1442695040888963407ull;
+    return (int)((*x >> 33) % (uint64_t)n);
+}
+static void fail(const char *what, const char *why)
+{
+    failures++;
+    printf("FAIL rank %d: %s: %s\n", info.rank, what, why);
+    fflush(stdout);
+}
+
+/* ---- a pair ---- */
+
+struct pair {
+    struct mk_gemm_problem p;
+    gpu_ptr a, b, c, bias, words, product, third, read; /* read = third^T C */
+    size_t bytes;
+    uint64_t want, want_read;
+    bool follow, after;  /* K follows the tiles; a kernel that may start early reads C */
+    int spare, overlaps; /* K's that did */
+    char text[160];
+};
+
+static void make_pair(struct pair *x, mk_layout_t layout, mk_dtype_t dtype, int64_t m, int64_t n, int64_t k,
+                      bool bias)
+{
+    memset(x, 0, sizeof(*x));
+    x->bytes = (size_t)(m * n) * 2;
+    x->a = gpu_alloc((size_t)(m * k) * 2);
+    x->b = gpu_alloc((size_t)(n * k) * 2);
+    x->bias = gpu_alloc((size_t)n * 2 + 16);
+    x->c = gpu_alloc(x->bytes);
+    x->product = gpu_alloc(x->bytes);
+    x->read = gpu_alloc((size_t)n * 128 * 2);
+    x->third = gpu_alloc((size_t)m * 128 * 2);
+    x->words = gpu_alloc(mk_pair_words_bytes(m));
+    gpu_set(x->words, 0, mk_pair_words_bytes(m));
+    gpu_random(x->a, (size_t)(m * k), dtype, rng + 7u * (uint64_t)info.rank + 1);
+    gpu_random(x->b, (size_t)(n * k), dtype, rng + 5u * (uint64_t)info.rank + 2);
+    gpu_random(x->third, (size_t)m * 128, dtype, 11);
+    gpu_random(x->bias, (size_t)n, dtype, rng + 3u * (uint64_t)info.rank + 3);
+    x->p = (struct mk_gemm_problem){
+        .layout = layout, .dtype = dtype, .m = m, .n = n, .k = k, .a = P(x->a), .b = P(x->b), .c = P(x->c)};
+    x->p.lda = layout == MK_NT ? m : k;
+    x->p.ldb = layout == MK_TN ? k : n;
+    x->p.ldc = n;
+    x->p.bias = bias ? P(x->bias) : NULL;
+    x->spare = mk_pair_blocks(comm);
+    snprintf(x->text, sizeof(x->text), "layout %d dtype %d M=%ld N=%ld K=%ld bias %d", (int)layout,
+             (int)dtype, (long)m, (long)n, (long)k, bias);
+}
+static void drop_pair(struct pair *x)
+{
+    gpu_free(x->a);
+    gpu_free(x->b);
+    gpu_free(x->bias);
+    gpu_free(x->c);
+    gpu_free(x->product);
+    gpu_free(x->read);
+    gpu_free(x->third);
+    gpu_free(x->words);
+}
+
+static int gemm(void *arg, int i)
+{
+    struct pair *x = arg;
+    struct mk_pair_tiles tiles;
+    (void)i;
+    return mk_pair_gemm(&x->p, x->spare, (uint64_t *)P(x->words), gpu_stream(), &tiles);
+}
+static int read_c(const struct pair *x)
+{
+    const struct mk_gemm_problem *p = &x->p;
+    return mk_gemm(MK_NT, 128, p->n, p->m, p->dtype, P(x->third), 128, P(x->c), p->n, P(x->read), p->n, NULL,
+                   gpu_stream());
+}
+static int pair(void *arg, int i)
+{
+    struct pair *x = arg;
+    const struct mk_gemm_problem *p = &x->p;
+    struct mk_pair_tiles tiles;
+    bool over = false;
+    (void)i;
+    int ret = mk_pair_gemm(p, x->spare, (uint64_t *)P(x->words), gpu_stream(), &tiles);
+    if (!ret)
+        ret = mk_pair_allreduce(comm, P(x->c), (uint64_t)(p->m * p->n), p->dtype, x->follow ? &tiles : NULL,
+                                gpu_stream(), &over);
+    x->overlaps += over;
+    if (!ret && x->after) /* mk_gemm's kernels have the attribute */
+        ret = read_c(x);
+    return ret;
+}
+
+static int finish(const char *what)
+{
+    int err = 0;
+    gpu_sync();
+    mk_comm_get_async_error(comm, &err);
+    if (err)
+        fail(what, mk_last_error());
+    return err;
+}
+static uint64_t hash_of(gpu_ptr p, size_t bytes)
+{
+    uint8_t *h = malloc(bytes);
+    uint64_t v = 1;
+    gpu_get(h, p, bytes);
+    for (size_t i = 0; i + 8 <= bytes; i += 8) {
+        uint64_t w;
+        memcpy(&w, h + i, 8);
+        v = (v ^ w) * 0x100000001b3ull;
+        v ^= v >> 29;
+    }
+    free(h);
+    return v;
+}
+
+/* What must come out: G's product by the exchange of GEMM+AllReduce, which is held against the contract elsewhere; and G's
+ * product against mk_gemm's. Also the same on all ranks. */
+static void reference(struct pair *x)
+{
+    const struct mk_gemm_problem *p = &x->p;
+    const mk_epilogue_t bias = {p->bias, MK_ACT_NONE};
+    uint64_t all[256];
+    gpu_set(x->c, 0xff, x->bytes);
+    if (gemm(x, 0) || mk_gemm(p->layout, p->m, p->n, p->k, p->dtype, p->a, p->lda, p->b, p->ldb, P(x->want),
+                              p->n, &bias, gpu_stream()))
+        fail(x->text, mk_last_error());
+    finish(x->text);
+    if (hash_of(x->c, x->bytes) != hash_of(x->product, x->bytes))
+        printf("note rank %d: %s: G's product has other bits than mk_gemm's\n", info.rank, x->text);
+    if (mk_gemm_allreduce_part(comm, MK_PART_COMM, MK_TN, p->m, p->n, 0, p->dtype, NULL, 1, NULL, 1, P(x->c),
+                               p->n, NULL, gpu_stream()))
+        fail(x->text, mk_last_error());
+    finish(x->text);
+    x->want = hash_of(x->c, x->bytes);
+    if (read_c(x))
+        fail(x->text, mk_last_error());
+    finish(x->text);
+    x->want_read = hash_of(x->read, (size_t)p->n * 128 * 2);
+    if (mk_comm_allgather(comm, &x->want, all, 8))
+        fail(x->text, mk_last_error());
+    for (int r = 0; r < info.nranks && !failures; r++)
+        if (all[r] != all[0])
+            fail(x->text, "ranks have different bits");
+}
+
+static void check(struct pair *x, const char *how)
+{
+    char text[240];
+    if (finish(x->text))
+        return;
+    const bool c = hash_of(x->c, x->bytes) == x->want;
+    if (c && (!x->after || hash_of(x->read, (size_t)x->p.n * 128 * 2) == x->want_read))
+        return;
+    snprintf(text, sizeof(text), "%s: other bits%s", how, c ? " in what a kernel behind K read" : "");
+    fail(x->text, text);
+}
+
+static void one_shape(int calls)
+{
+    struct pair x;
+    const int64_t m = 1 + next(&rng, next(&rng, 3) ? 3000 : 200),
+                  n = 8 * (1 + next(&rng, next(&rng, 3) ? 400 : 40)), k = 8 * (1 + next(&rng, 200));
+    make_pair(&x, (mk_layout_t)next(&rng, 2), next(&rng, 2) ? MK_BFLOAT16 : MK_FLOAT16, m, n, k,
+              next(&rng, 2));
+    if (x.p.layout == MK_NT && m % 8)
+        x.p.layout = MK_TN;
+    if (!mk_pair_gemm_can(&x.p)) {
+        fail(x.text, "G cannot");
+        return;
+    }
+    reference(&x);
+    for (int i = 0; i < calls && !failures; i++) {
+        gpu_set(x.c, 0xff, x.bytes);
+        gpu_sync();
+        x.follow = next(&own, 3) != 0;
+        x.after = next(&own, 2);
+        for (volatile int spin = next(&own, 4) ? 0 : next(&own, 300000); spin > 0; spin = spin - 1)
+            ;
+        if (next(&own, 4) == 0 && gemm(&x, 0)) /* one whose collective does not come */
+            fail(x.text, mk_last_error());
+        if (next(&own, 2)) {
+            if (pair(&x, 0))
+                fail(x.text, mk_last_error());
+        } else {
+            struct gpu_graph *g = gpu_capture(pair, &x, 1);
+            gpu_replay_us(g);
+            gpu_graph_free(g);
+        }
+        check(&x, x.follow ? "following" : "after");
+    }
+    drop_pair(&x);
+}
+
+/* A graph of several pairs, replayed without a pause; its descriptors are its own. */
+static int several(void *arg, int i)
+{
+    return pair((struct pair *)arg + i, i);
+}
+static void replays(int calls)
+{
+    enum { PAIRS = 3 };
+    static const int64_t shapes[PAIRS][3] = {{1000, 2048, 512}, {4096, 1024, 256}, {300, 4096, 1024}};
+    struct pair x[PAIRS];
+    for (int i = 0; i < PAIRS; i++) {
+        make_pair(&x[i], MK_TN, MK_BFLOAT16, shapes[i][0], shapes[i][1], shapes[i][2], false);
+        reference(&x[i]);
+        x[i].follow = true;
+    }
+    struct gpu_graph *g = gpu_capture(several, x, PAIRS);
+    for (int c = 0; c < calls && !failures; c++) {
+        if (c % 32 == 0)
+            for (int i = 0; i < PAIRS; i++)
+                gpu_set(x[i].c, 0xff, x[i].bytes);
+        gpu_replay(g);
+        if (c % 32 == 31)
+            for (int i = 0; i < PAIRS; i++)
+                check(&x[i], "replayed");
+    }
+    finish("replayed");
+    int overlaps = 0;
+    for (int i = 0; i < PAIRS; i++) {
+        overlaps += x[i].overlaps;
+        drop_pair(&x[i]);
+    }
+    gpu_graph_free(g);
+    if (!failures && overlaps != PAIRS)
+        fail("replayed", "not every K follows its tiles");
+}
+
+/* ---- times ---- */
+
+static int compare(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+static void times(int64_t m, int64_t n, int64_t k, int rounds)
+{
+    enum { WAYS = 4 };
+    static const char *const names[WAYS] = {"G on all blocks", "G less K's", "G then K", "G and K"};
+    double us[WAYS][101];
+    struct pair x;
+    struct gpu_graph *g[WAYS];
+    make_pair(&x, MK_TN, MK_BFLOAT16, m, n, k, false);
+    reference(&x);
+    const int spare = x.spare;
+    for (int w = 0; w < WAYS; w++) {
+        x.spare = w == 0 || w == 2 ? 0 : spare;
+        x.follow = w == 3;
+        g[w] = gpu_capture(w < 2 ? gemm : pair, &x, 1);
+    }
+    for (int r = 0; r < rounds + 2; r++)
+        for (int w = 0; w < WAYS; w++) {
+            mk_comm_barrier(comm);
+            const double t = gpu_replay_us(g[w]);
+            if (r >= 2)
+                us[w][r - 2] = t;
+            if (w == 3)
+                check(&x, "timed");
+        }
+    for (int w = 0; w < WAYS; w++) {
+        qsort(us[w], (size_t)rounds, sizeof(double), compare);
+        if (info.rank == 0)
+            printf("%ld x %ld x %ld, K on %d of %d blocks, %s: %.1f us (%.1f to %.1f, %d rounds)\n", (long)m,
+                   (long)n, (long)k, spare, info.threads, names[w], us[w][rounds / 2], us[w][rounds / 10],
+                   us[w][rounds * 9 / 10], rounds);
+        gpu_graph_free(g[w]);
+    }
+    drop_pair(&x);
+}
+
+int main(int argc, char **argv)
+{
+    const char *why = "";
+    const bool timed = argc > 4 && !strcmp(argv[1], "times");
+    const int shapes = argc > 1 ? atoi(argv[1]) : 20, calls = argc > 2 ? atoi(argv[2]) : 200;
+    rng = !timed && argc > 3 ? strtoull(argv[3], NULL, 0) : 1;
+    if (!gpu_open(&why)) {
+        printf("skip: gpu.pair: %s\n", why);
+        return 77;
+    }
+    mk_comm_start = timed ? 0 : 0xffffffffull - 60;
+    if (mk_comm_init_env(&comm, NULL) || mk_comm_info(comm, &info)) {
+        printf("FAIL: init: %s\n", mk_last_error());
+        return 1;
+    }
+    own = rng * 131 + (uint64_t)info.rank;
+    if (!mk_pair_blocks(comm)) {
+        printf("skip: gpu.pair: the communicator has no GPU\n");
+        mk_comm_destroy(comm);
+        return 77;
+    }
+    const int rounds = timed && argc > 5 ? atoi(argv[5]) : 31;
+    if (timed)
+        times(atoll(argv[2]), atoll(argv[3]), atoll(argv[4]), rounds < 1 ? 1 : rounds > 101 ? 101 : rounds);
+    for (int i = 0; !timed && i < shapes && !failures; i++)
+        one_shape(12);
+    if (!timed && !failures)
+        replays(calls);
+    printf("rank %d of %d (%d nodes): %d failures\n", info.rank, info.nranks, info.nnodes, failures);
+    mk_comm_destroy(comm);
+    return failures ? 1 : 0;
+}
