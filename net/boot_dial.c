@@ -151,20 +151,20 @@ int mk_boot_dial(struct mk_boot *b, const char *host, const char *port, const st
         if (o == IN)
             return 0;
         if (o == NEVER)
-            return mk_fail(a.code, "NET", "rank %d cannot join the job at %s: %s", b->rank, b->root_name,
-                           a.why);
+            return mk_fail_quiet(a.code, "rank %d cannot join the job at %s: %s", b->rank, b->root_name,
+                                 a.why);
         const int given_up = b->watch ? b->watch->look(b->watch->ctx) : 0;
         if (given_up)
             return given_up;
         const uint64_t now = mk_time_ns();
         if (now >= deadline && a.busy)
-            return mk_fail(a.code, "NET", "rank %d cannot join the job at %s: %s", b->rank, b->root_name,
-                           a.why);
+            return mk_fail_quiet(a.code, "rank %d cannot join the job at %s: %s", b->rank, b->root_name,
+                                 a.why);
         if (now >= deadline)
-            return mk_fail(MK_ERR_TIMEOUT, "NET", "rank %d found no root (%s) at %s within %.3g s: %s",
-                           b->rank, host ? "rank 0" : "the maker of the id", b->root_name,
-                           (double)b->timeout_ns / 1e9, a.why);
-        if (!said && now - start > 3000000000u) {
+            return mk_fail_quiet(MK_ERR_TIMEOUT, "rank %d found no root (%s) at %s within %.3g s: %s",
+                                 b->rank, host ? "rank 0" : "the maker of the id", b->root_name,
+                                 (double)b->timeout_ns / 1e9, a.why);
+        if (!said && !b->optional && now - start > 3000000000u) {
             MK_WARN("NET", "the root at %s is not there yet (%s); trying again until MK_TIMEOUT",
                     b->root_name, a.why);
             said = true;

@@ -23,7 +23,8 @@ void mk_boot_record(struct mk_boot *b, int code, int rank, const char *text)
         __atomic_store_n(&b->event_set, 1, __ATOMIC_RELEASE);
         fn = b->fn;
         b->fn_called = fn != NULL;
-        MK_WARN("NET", "%s (seen by rank %d)", b->event.text, b->rank);
+        mk_log(b->optional && !b->met ? MK_LOG_INFO : MK_LOG_WARN, "NET", "%s (seen by rank %d)",
+               b->event.text, b->rank);
         pthread_cond_broadcast(&b->cond);
     }
     void *ctx = b->fn_ctx;

@@ -20,6 +20,7 @@ struct mk_boot {
     int rank, nranks;
     bool solo;                         /* one rank, no network */
     const struct mk_boot_watch *watch; /* until it has met; NULL: nobody looks */
+    bool optional;                     /* that the ranks do not meet is no fault: whoever wanted it says so */
     uint64_t key, timeout_ns;
     char root_name[300]; /* of the root, for messages */
     int fd, wake_fd;

@@ -5,6 +5,7 @@
 #include "boot_root.h"
 #include "ifname.h"
 #include "mk/err.h"
+#include "mk/log.h"
 #include "mk/param.h"
 #include "mk/shm.h"
 #include <errno.h>
@@ -104,8 +105,10 @@ static int await_all(struct mk_boot *b, uint64_t deadline)
         mk_fail_quiet(ret, "the meeting is given up");
     else
         ret =
-            mk_fail(MK_ERR_TIMEOUT, "NET", "the root at %s did not say within %.3g s that all ranks had come",
-                    b->root_name, (double)b->timeout_ns / 1e9);
+            mk_fail_quiet(MK_ERR_TIMEOUT, "the root at %s did not say within %.3g s that all ranks had come",
+                          b->root_name, (double)b->timeout_ns / 1e9);
+    if (ret == MK_ERR_TIMEOUT && !b->event_set && !b->optional)
+        MK_WARN("NET", "%s", mk_last_error());
     pthread_mutex_unlock(&b->lock);
     return ret;
 }
@@ -118,8 +121,8 @@ static int join(struct mk_boot *b, const char *host, const char *port, const str
     int ret = mk_host_id() ? 0 : MK_ERR_SYSTEM;
     if (!ret && (b->wake_fd = mk_boot_fd_event()) < 0)
         ret = mk_fail(MK_ERR_SYSTEM, "NET", "eventfd: %s", strerror(errno));
-    if (!ret)
-        ret = mk_boot_dial(b, host, port, at, deadline);
+    if (!ret && (ret = mk_boot_dial(b, host, port, at, deadline)) && !b->optional)
+        MK_WARN("NET", "%s", mk_last_error());
     if (!ret)
         ret = mk_boot_link_start(b);
     if (!ret)
@@ -223,6 +226,7 @@ int mk_boot_init_watched(const struct mk_settings *s, const mk_unique_id_t *id, 
     if (ret)
         return ret;
     b->watch = watch;
+    b->optional = watch != NULL;
     return join_id(&w, b, mk_time_ns() + b->timeout_ns, out);
 }
 
