@@ -124,6 +124,18 @@ static int answer_of(struct mk_agree *a, int32_t from, const struct mk_agree_msg
     return 0;
 }
 
+int mk_agree_refuse(struct mk_agree *a, const struct mk_agree_msg *msg, struct mk_agree_msg *reply)
+{
+    memset(reply, 0, sizeof(*reply));
+    if (!a->rank || msg->kind != MK_AGREE_PROPOSE || a->open || msg->id <= a->id)
+        return mk_fail_quiet(MK_ERR_INVALID, "agreement: message %u, proposal %u, cannot be refused here",
+                             msg->kind, msg->id);
+    a->id = msg->id;
+    reply->kind = MK_AGREE_REFUSE;
+    reply->id = msg->id;
+    return 0;
+}
+
 static int word_of_root(struct mk_agree *a, const struct mk_agree_msg *m, struct mk_agree_msg *reply)
 {
     if (m->kind == MK_AGREE_PROPOSE) {

@@ -10,6 +10,7 @@
 
 enum { COLL = 1, CHANNEL = 2 }; /* what a handle names */
 #define FIRST 256u              /* collectives of the process that are timed all; then PART of each PERIOD */
+#define MORE 1024u
 #define PERIOD 64u
 #define PART 8u
 #define WINDOW 1000000000ull /* ns */
@@ -96,7 +97,8 @@ static int wanted(const struct mk_profile *p)
 {
     const uint32_t n = __atomic_load_n(&p->colls, __ATOMIC_RELAXED);
     const int limit = __atomic_load_n(&p->limit, __ATOMIC_RELAXED);
-    int level = n < FIRST || n % PERIOD < PART ? MK_PROFILE_FULL : MK_PROFILE_LIGHT;
+    const uint32_t more = __atomic_load_n(&p->more, __ATOMIC_RELAXED) - n;
+    int level = n < FIRST || n % PERIOD < PART || (more && more <= MORE) ? MK_PROFILE_FULL : MK_PROFILE_LIGHT;
     if (limit > level)
         level = limit;
     if (level == MK_PROFILE_OFF && __atomic_load_n(&p->holds, __ATOMIC_RELAXED) > 0)
@@ -135,6 +137,16 @@ enum mk_profile_level mk_profile_level(struct mk_profile *p)
 {
     return profile_off(p) ? MK_PROFILE_OFF
                           : (enum mk_profile_level)__atomic_load_n(&p->level, __ATOMIC_RELAXED);
+}
+
+void mk_profile_more(struct mk_profile *p, uint32_t n)
+{
+    if (profile_off(p))
+        return;
+    n = n < MORE ? n : MORE;
+    __atomic_store_n(&p->more, __atomic_load_n(&p->colls, __ATOMIC_RELAXED) + n, __ATOMIC_RELAXED);
+    if (wanted(p) != __atomic_load_n(&p->level, __ATOMIC_RELAXED))
+        set_level(p, false);
 }
 
 void mk_profile_hold(struct mk_profile *p, int n)

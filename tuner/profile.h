@@ -59,6 +59,7 @@ struct mk_profile {
     uint16_t tag;    /* of this process's handles */
     uint32_t events; /* counted, for the choice of those that are measured */
     uint32_t colls;  /* counted, for sampling */
+    uint32_t more;   /* up to this number all are timed; modulo 2^32 */
     uint64_t spent;  /* ns, of the measured events of this window */
     int level;       /* enum mk_profile_level, in force */
     int limit;       /* the cost allows no more */

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OFFERS = 4, LINES = 64, CONSIDER = 512 };
+enum { OFFERS = 4, LINES = 64, CONSIDER = 512, TRIAL_TIMED = 64 };
 #define RULES 1 /* changes with what a table makes of an operation */
 #define CHANNEL_BYTES                                                                                        \
     (64u << 10) /* of a collective under a cap; NCCL itself gives a channel at least half of that */
@@ -117,6 +117,11 @@ void mk_tune_set_turn(struct mk_tune *t, const struct mk_tune_turn *turn)
     t->turn = *turn;
 }
 
+const struct mk_tune_turn *mk_tune_turn_of(const struct mk_tune *t)
+{
+    return &t->turn;
+}
+
 static struct offer *find(struct mk_tune *t, uint64_t id)
 {
     for (int i = 0; id && i < OFFERS; i++)
@@ -201,6 +206,8 @@ static const struct mk_tune_entry *entry_for(struct mk_tune *t, const struct mk_
         if (!t->left[i])
             return NULL;
         t->left[i]--;
+        if (t->mode == MK_TUNE_ON) /* what is tried is to be measured */
+            mk_profile_more(mk_profile_of_process(), TRIAL_TIMED);
         return e;
     }
     return NULL;
@@ -281,11 +288,11 @@ static void switch_to(struct mk_tune *t, uint64_t id)
 
 /* ---- proposals ---- */
 
-bool mk_tune_consider(struct mk_tune *t, uint32_t cap, bool trial, struct mk_tune_table *out)
+bool mk_tune_consider(struct mk_tune *t, int rank, uint32_t cap, bool trial, struct mk_tune_table *out)
 {
     enum { MOST = 128 };
     struct mk_profile *p = mk_profile_of_process();
-    struct mk_profile_comm *c = t->facts.comm_id ? mk_profile_find(p, t->facts.comm_id, -1) : NULL;
+    struct mk_profile_comm *c = t->facts.comm_id ? mk_profile_find(p, t->facts.comm_id, rank) : NULL;
     struct mk_tune_sample *s = c ? malloc(MOST * sizeof(*s)) : NULL;
     if (!s)
         return false;
@@ -305,7 +312,7 @@ bool mk_tune_consider(struct mk_tune *t, uint32_t cap, bool trial, struct mk_tun
 static void log_proposal(struct mk_tune *t)
 {
     struct mk_tune_table table;
-    if (!mk_tune_consider(t, 0, true, &table) || mk_tune_id(&table) == t->proposal)
+    if (!mk_tune_consider(t, -1, 0, true, &table) || mk_tune_id(&table) == t->proposal)
         return;
     t->proposal = mk_tune_id(&table);
     for (uint32_t i = 0; i < table.count && t->lines < LINES; i++, t->lines++) {

@@ -146,6 +146,8 @@ struct mk_profile_count {
 bool mk_profile_counted(struct mk_profile *p, uint64_t id, int rank, struct mk_profile_count *out);
 /* While the sum of n over the calls is not 0, collectives go on being counted whatever they cost. */
 void mk_profile_hold(struct mk_profile *p, int n);
+/* The GPU's times of the next n collectives (1024 at most) are taken too, unless they cost too much. NULL: nothing. */
+void mk_profile_more(struct mk_profile *p, uint32_t n);
 enum mk_profile_level { MK_PROFILE_FULL = 0, MK_PROFILE_LIGHT = 1, MK_PROFILE_OFF = 2 };
 enum mk_profile_level mk_profile_level(struct mk_profile *p);
 /* Kinds of a communicator, in the order of their first call, copied under its lock. false: there is no i-th. */

@@ -97,6 +97,7 @@ struct mk_tune_turn {
     void *ctx;
 };
 void mk_tune_set_turn(struct mk_tune *t, const struct mk_tune_turn *turn); /* before the first operation */
+const struct mk_tune_turn *mk_tune_turn_of(const struct mk_tune *t);       /* begin NULL: none */
 /* A table that may come into force. Returns the value to agree on; 0, which is also the value for "no table", if it is not
  * valid or there is no room. The value is another one for another mode and another version of the rules here: such ranks never
  * agree. A rank refuses a proposal whose value it has not (mk_tune_has), so tables travel before proposals. Each offer is
@@ -105,10 +106,12 @@ void mk_tune_set_turn(struct mk_tune *t, const struct mk_tune_turn *turn); /* be
 uint64_t mk_tune_offer(struct mk_tune *t, const struct mk_tune_table *table);
 void mk_tune_drop(struct mk_tune *t, uint64_t id);
 bool mk_tune_has(struct mk_tune *t, uint64_t id);
-/* The table that rank 0 would propose now: mk_tune_build from the process's profile of this communicator and the table in
- * force, which the result replaces. false: nothing is profiled, or nothing new came out. Takes some ten microseconds. */
-bool mk_tune_consider(struct mk_tune *t, uint32_t cap, bool trial, struct mk_tune_table *out);
-/* Called in every mk_tune_open from now on, before the first operation: who carries agreements hooks in here. NULL: nobody. */
+/* The table that rank 0 would propose now: mk_tune_build from what this process measured of the communicator (as that rank;
+ * -1: as any), and the table in force, which the result replaces. false: nothing is profiled, or nothing new came out. Takes
+ * some ten microseconds. */
+bool mk_tune_consider(struct mk_tune *t, int rank, uint32_t cap, bool trial, struct mk_tune_table *out);
+/* Called in every mk_tune_open from now on, before the first operation, for whoever carries agreements in another way than
+ * NCCL's face does (plugin/nccl/carry.c). NULL: nobody. */
 void mk_tune_on_open(void (*opened)(void *ctx, struct mk_tune *t), void *ctx);
 
 struct mk_tune_ask {

@@ -69,6 +69,8 @@ int mk_agree_propose(struct mk_agree *a, uint64_t value, struct mk_agree_msg *to
  * MK_ERR_INVALID: it is none that this rank can get from that one now; nothing has changed. */
 int mk_agree_receive(struct mk_agree *a, int32_t from, const struct mk_agree_msg *msg,
                      struct mk_agree_msg *reply);
+/* Instead of receive, where rank 0 proposes what this rank cannot do: it is given up, by all. INVALID as there. */
+int mk_agree_refuse(struct mk_agree *a, const struct mk_agree_msg *msg, struct mk_agree_msg *reply);
 /* Rank `who` is dead. *to_all as the reply of receive. */
 int mk_agree_died(struct mk_agree *a, int32_t who, struct mk_agree_msg *to_all);
 

@@ -78,7 +78,7 @@ static int join(void **ctx, int *mask, struct mk_profile_who *who)
     const int part = who->table < 3 ? EVENT_PROXY_OP : EVENT_KERNEL_CH;
     struct mk_profile_comm *c = NULL;
     if (mask)
-        *mask = 0;
+        __atomic_store_n(mask, 0, __ATOMIC_RELAXED); /* NCCL has one for all communicators */
     if (!ctx)
         return MK_NCCL_SUCCESS; /* no finalize would come, and the mask not be ours any more */
     who->mask_light = EVENT_COLL | EVENT_P2P;

@@ -6,6 +6,7 @@
  * measured or agreed. Versions 2 to 4 do not name the communicator, so nothing can be agreed on for theirs. */
 #include "../intercept/hook.h"
 #include "abi_tuner.h"
+#include "carry.h"
 #include "face.h"
 #include "mk/err.h"
 #include "mk/log.h"
@@ -68,8 +69,12 @@ static int init_v6(void **ctx, uint64_t comm_id, size_t nranks, size_t nnodes, m
     f.nnodes = nnodes < INT32_MAX ? (int)nnodes : 0;
     if (k)
         take_constants(&f, k);
-    if (!mk_tune_open(&f, !strcmp(s.tuner, "on") ? MK_TUNE_ON : MK_TUNE_OBSERVE, &t))
-        *ctx = t;
+    const enum mk_tune_mode mode = !strcmp(s.tuner, "on") ? MK_TUNE_ON : MK_TUNE_OBSERVE;
+    if (mk_tune_open(&f, mode, &t))
+        return MK_NCCL_SUCCESS;
+    if (mode == MK_TUNE_ON)
+        mk_carry_open(t);
+    *ctx = t;
     return MK_NCCL_SUCCESS;
 }
 
@@ -80,8 +85,10 @@ static int init_v4(size_t nranks, size_t nnodes, mk_nccl_logger_fn log, void **c
 
 static int finalize(void *ctx)
 {
-    if (ctx != &nobody)
-        mk_tune_close(ctx);
+    if (!ctx || ctx == &nobody)
+        return MK_NCCL_SUCCESS;
+    mk_carry_close(ctx);
+    mk_tune_close(ctx);
     return MK_NCCL_SUCCESS;
 }
 

@@ -33,8 +33,9 @@ enum { COLL = 2, KERNEL_CH = 64, CH_STOP = 22 };
 struct faces {
     const struct mk_nccl_profiler_v6 *prof;
     const struct mk_nccl_tuner_v6 *tuner;
-    void *idle, *profiled;    /* communicators of the profiler */
-    void *off, *observe, *on; /* of the tuner */
+    void *idle, *profiled;              /* communicators of the profiler */
+    void *meets;                        /* the same, whose ranks are to meet */
+    void *off, *observe, *on, *carried; /* of the tuner */
     struct mk_tune *agreed;
     uint64_t id, timer;
     int mask;
@@ -123,6 +124,10 @@ static void info_on(struct faces *f)
 {
     info(f, f->on);
 }
+static void info_carried(struct faces *f)
+{
+    info(f, f->carried);
+}
 static void info_agreed(struct faces *f)
 {
     float c[A * P];
@@ -144,6 +149,7 @@ static const struct {
     {"tuner_off", "tuner off: a question", info_off},
     {"tuner_observe", "tuner observing, nothing agreed: a question", info_observe},
     {"tuner_on", "tuner on, nothing agreed: a question", info_on},
+    {"tuner_carried", "tuner on, to be agreed with others, nothing yet: a question", info_carried},
     {"tuner_agreed", "tuner on, a table agreed: a question", info_agreed},
 };
 enum { ROWS = sizeof(rows) / sizeof(rows[0]) };
@@ -156,14 +162,14 @@ static int begin(void *ctx, uint64_t *id)
     return 0;
 }
 
-static void *tuner_of(struct faces *f, const char *setting)
+static void *tuner_of(struct faces *f, const char *setting, uint64_t id)
 {
     struct mk_nccl_tuner_constants k;
     struct mk_nccl_nvl_info nvl = {1, 8, 8};
     void *ctx = NULL;
     memset(&k, 0, sizeof(k));
     setenv("MK_TUNER", setting, 1);
-    f->failed += f->tuner->init(&ctx, 9, 16, 2, logger, &nvl, &k) != 0;
+    f->failed += f->tuner->init(&ctx, id, 16, 2, logger, &nvl, &k) != 0;
     return ctx;
 }
 
@@ -182,7 +188,11 @@ static int set_up(struct faces *f, const char *path, char file[64])
     snprintf(file, 64, "/tmp/mkbench_faces.%d", (int)getpid());
     setenv("MK_PROFILE", "/tmp/mkbench_faces.%p", 1);
     f->failed += f->prof->init(&f->profiled, 2, &f->mask, "profiled", 2, 16, 0, logger) != 0;
-    f->off = tuner_of(f, "off"), f->observe = tuner_of(f, "observe"), f->on = tuner_of(f, "on");
+    f->off = tuner_of(f, "off", 9), f->observe = tuner_of(f, "observe", 9), f->on = tuner_of(f, "on", 9);
+    setenv("MK_ROOT", "127.0.0.1:1", 1); /* others never come; looking for them is another thread's */
+    f->failed += f->prof->init(&f->meets, 3, &f->mask, "meets", 2, 16, 1, logger) != 0;
+    f->carried = tuner_of(f, "on", 3);
+    unsetenv("MK_ROOT");
     struct mk_tune_facts facts;
     struct mk_tune_table t;
     memset(&facts, 0, sizeof(facts));
@@ -204,9 +214,10 @@ static double finish(struct faces *f, const char *file)
     const uint64_t t0 = mk_time_ns();
     f->failed += f->prof->finalize(f->profiled) != 0;
     const double us = (double)(mk_time_ns() - t0) * 1e-3;
+    f->failed += f->prof->finalize(f->meets) != 0;
     f->failed += f->prof->finalize(f->idle) != 0 || access(file, R_OK) != 0;
-    void *const tuners[] = {f->off, f->observe, f->on};
-    for (int i = 0; i < 3; i++)
+    void *const tuners[] = {f->off, f->observe, f->on, f->carried};
+    for (int i = 0; i < 4; i++)
         f->failed += f->tuner->finalize(tuners[i]) != 0;
     mk_tune_close(f->agreed);
     return us;

@@ -402,13 +402,44 @@ static void far_ahead(void **state)
         }
 }
 
+/* What one rank cannot do, none does; a later proposal is as any other. */
+static void refused(void **state)
+{
+    struct mk_agree a[2];
+    struct mk_agree_msg m, out;
+    uint64_t value = 9;
+    (void)state;
+    for (int r = 0; r < 2; r++)
+        assert_int_equal(mk_agree_init(&a[r], r, 2, 3, 0), 0);
+    for (int i = 0; i < 4; i++) {
+        const bool takes = i % 2;
+        assert_int_equal(mk_agree_propose(&a[0], 1 + (uint64_t)i, &m), 0);
+        assert_int_equal(mk_agree_refuse(&a[0], &m, &out), MK_ERR_INVALID); /* it is rank 0's own */
+        if (takes) {
+            assert_int_equal(mk_agree_receive(&a[1], 0, &m, &out), 0);
+        } else {
+            assert_int_equal(mk_agree_refuse(&a[1], &m, &out), 0);
+            assert_int_equal(out.kind, MK_AGREE_REFUSE);
+            assert_int_equal(mk_agree_refuse(&a[1], &m, &out), MK_ERR_INVALID); /* once */
+            out.kind = MK_AGREE_REFUSE;
+            out.id = m.id;
+        }
+        assert_int_equal(mk_agree_receive(&a[0], 1, &out, &m), 0);
+        assert_int_equal(m.kind, takes ? MK_AGREE_COMMIT : MK_AGREE_ABORT);
+        assert_int_equal(mk_agree_refuse(&a[1], &m, &out), MK_ERR_INVALID); /* no proposal */
+        assert_int_equal(mk_agree_receive(&a[1], 0, &m, &out), 0);
+        for (int k = 0; k < 8; k++)
+            for (int r = 0; r < 2; r++)
+                assert_int_equal(mk_agree_begin(&a[r], &value), 0);
+        assert_int_equal(value, takes ? 1 + i : i < 2 ? 0 : 2);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_order),
-        cmocka_unit_test(broken_ones_are_caught),
-        cmocka_unit_test(nonsense),
-        cmocka_unit_test(far_ahead),
+        cmocka_unit_test(refused),  cmocka_unit_test(every_order), cmocka_unit_test(broken_ones_are_caught),
+        cmocka_unit_test(nonsense), cmocka_unit_test(far_ahead),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

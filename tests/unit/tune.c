@@ -431,7 +431,7 @@ static void considers(void **state)
     float c[A * P];
     int mask;
     (void)state;
-    assert_false(mk_tune_consider(t, 0, true, &table)); /* nothing is profiled */
+    assert_false(mk_tune_consider(t, -1, 0, true, &table)); /* nothing is profiled */
     now = 1;
     assert_int_equal(mk_profile_open("", look, &p), 0);
     struct mk_profile_comm *comm = mk_profile_join(p, &who, &mask);
@@ -444,7 +444,7 @@ static void considers(void **state)
         mk_profile_timer(p, r, start + (i < 60 ? 100000 : 50000) + 100 * (i % 10));
         mk_profile_stop(p, r);
     }
-    assert_true(mk_tune_consider(u, 0, false, &table));
+    assert_true(mk_tune_consider(u, -1, 0, false, &table));
     assert_int_equal(table.count, 1);
     assert_int_equal(table.entry[0].algo, MK_ALGO_RING);
     mk_log_set_sink(sink);
