@@ -46,6 +46,7 @@ struct rank {
     uint32_t least;                /* operations, at least */
     const char *setting;           /* of MK_TUNER */
     bool until_settled;            /* rank 0 ends it, when it has chosen for all classes */
+    bool stops;                    /* once, before rank 0 proposes, when something has been chosen */
     uint64_t id;
     void *lib;
     struct prof prof;
@@ -179,6 +180,7 @@ static void *work(void *arg)
 {
     struct rank *r = arg;
     uint32_t at = 0;
+    bool chosen = false;
     r->random = 77u * (uint32_t)r->me + 1;
     make(r);
     for (; at < get(&board->stop); at++) {
@@ -196,6 +198,12 @@ static void *work(void *arg)
         runs(r, size_class, a > 1 && a < 255 ? a - 1 : CHANNELS);
         if (at % 8 == 0)
             pause_us(200); /* they meet meanwhile */
+        chosen = chosen || (a > 1 && a < 255);
+        if (r->stops && chosen && at % 512 == 480 && get(&board->stop) == OPS) {
+            set(&board->stop, at + 3000);
+            set(&board->at[r->me], UINT32_MAX);
+            raise(SIGSTOP);
+        }
         if (r->me == 0 && r->until_settled && at % 64 == 0 && settled(at) && get(&board->stop) == OPS)
             set(&board->stop, at + 4 * AHEAD);
     }
@@ -240,6 +248,24 @@ static int process(struct rank *r, int first, int last)
     return bad;
 }
 
+/* Rank 2 has stopped: the others come to where they wait for the word on rank 0's next proposal, though they do not wait for rank
+ * 2 itself. Then it goes on, and so do they. */
+static void stopped(pid_t pid)
+{
+    const uint32_t end = get(&board->stop);
+    uint32_t at[2] = {0}, still = 0;
+    for (int ms = 0; ms < 60000 && still < 1000 && get(&board->at[0]) < end; ms += 10) {
+        const bool moved = at[0] != get(&board->at[0]) || at[1] != get(&board->at[1]);
+        still = moved ? 0 : still + 10;
+        at[0] = get(&board->at[0]);
+        at[1] = get(&board->at[1]);
+        pause_us(10000);
+    }
+    for (int i = 0; i < 2; i++)
+        CHECK(get(&board->cut) || get(&board->at[i]) < end, "stopped: rank %d does not wait", i);
+    kill(pid, SIGCONT);
+}
+
 /* Runs the ranks; in `pairs` 0 and 1 are one process. Then compares: up to which operation is for who was killed. */
 static void run(const char *name, struct rank *r, uint32_t stop, bool pairs)
 {
@@ -261,6 +287,14 @@ static void run(const char *name, struct rank *r, uint32_t stop, bool pairs)
         if (!pid[i])
             _exit(process(r, i, last));
         i = last;
+    }
+    for (int i = 0; i < RANKS; i++) {
+        int status = 0;
+        if (r[i].stops && waitpid(pid[i], &status, WUNTRACED) == pid[i] && WIFSTOPPED(status))
+            stopped(pid[i]);
+        else if (r[i].stops)
+            pid[i] = 0; /* it never did */
+        CHECK(pid[i] || !r[i].stops, "%s: nothing was chosen", name);
     }
     for (int i = 0; i < RANKS; i++) {
         int status = 0;
@@ -305,14 +339,15 @@ int main(int argc, char **argv)
     setenv("MK_PROFILE", file, 1);
     setenv("MK_IFNAME", "lo", 1);
     unsetenv("MASTER_ADDR");
-    for (int i = 0; i < 10; i++) { /* the last four: rank 0 dies soon after it has proposed */
+    for (int i = 0; i < 11; i++) { /* four of them: rank 0 dies soon after it has proposed */
         struct rank r[RANKS] = {sound, sound, sound};
         static const char *const names[] = {
             "agree",           "two in one process", "rank 2 is killed", "rank 0 is killed",
             "one is not tied", "one is off"};
         r[0].until_settled = i < 2;
         r[2].die_at = i == 2 ? 1500 : 0;
-        r[0].die_at = i == 3 ? 1500 : i > 5 ? 1536 + (i - 6) * 50 : 0;
+        r[0].die_at = i == 3 ? 1500 : i > 5 && i < 10 ? 1536 + (i - 6) * 50 : 0;
+        r[2].stops = i == 10;
         r[1].tuner_version = i == 4 ? 4 : 6;
         if (i == 5) {
             r[2].setting = "off";
@@ -320,7 +355,7 @@ int main(int argc, char **argv)
         } else {
             setenv("MK_TIMEOUT", "60", 1);
         }
-        run(names[i < 6 ? i : 3], r, i < 2 ? OPS : 4000, i == 1);
+        run(i == 10 ? "rank 2 stops" : names[i < 6 ? i : 3], r, i < 2 || i == 10 ? OPS : 4000, i == 1);
     }
     snprintf(file, sizeof(file), "rm -f /tmp/mk_carry.%d.*", (int)getpid());
     CHECK(!system(file), "files stay");
