@@ -51,7 +51,7 @@ struct carry {
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct carry *untied;
-static bool forked;
+static bool used, forked; /* a child of a process that has met carries nothing */
 
 /* ---- bytes ---- */
 
@@ -278,6 +278,7 @@ static void *begin_meeting(struct mk_meet *m, const struct mk_meet_who *who)
         free(c);
         return NULL;
     }
+    __atomic_store_n(&used, true, __ATOMIC_RELAXED);
     c->thread = pthread_self();
     c->who = *who;
     c->meet = m;
@@ -319,7 +320,7 @@ static void end_meeting(void *of)
 
 static void child(void)
 {
-    forked = true;
+    forked = __atomic_load_n(&used, __ATOMIC_RELAXED);
 }
 __attribute__((constructor)) static void start(void)
 {
