@@ -3,7 +3,7 @@
 /* What interception (plugin/intercept/adapt*.c) runs in place of somebody's GEMM and collective: our kernels G and K
  * behind a table of functions. The pair recogniser (mk/pair.h) decides, the adapter asks the table to carry it out.
  *
- * All functions are called with the recogniser's lock held, so nothing comes between a proof and the launch it is for:
+ * All functions but prepare are called with the recogniser's lock held, so nothing comes between a proof and the launch it is for:
  * they enqueue and return, wait for nobody, and call no function that is hooked. `comm` is NCCL's handle; streams are
  * handles as the caller had them. An int is 0 or MK_ERR_*. */
 #pragma once
@@ -34,7 +34,12 @@ struct mk_fuse_k {
 };
 
 struct mk_fuse_ops {
-    uint32_t epilogues;                           /* mask of enum mk_pair_epilogue */
+    uint32_t epilogues;           /* mask of enum mk_pair_epilogue */
+    struct mk_pair_config config; /* what K can do; ranks and mode are filled in by set-up */
+    /* Everything that K needs on this rank for a call within these limits, before the communicator may be agreed on. Called
+     * without the lock by the thread of a collective, again and again until 0; waits for no peer. AGAIN: not yet; another
+     * error: never, and set-up ends 'off' on all ranks. NULL: nothing is needed. */
+    int (*prepare)(void *comm);
     bool (*can)(const struct mk_pair_gemm *gemm); /* is there a G for these sizes? */
     int (*launch_g)(const struct mk_fuse_g *g);
     int (*launch_k)(const struct mk_fuse_k *k);

@@ -3,6 +3,7 @@
 /* The adapter's lock, who hears of hooked calls, and the life of communicators. */
 #include "../nccl/face.h"
 #include "adapt_in.h"
+#include "setup.h"
 #include "mk/err.h"
 #include "mk/log.h"
 #include <pthread.h>
@@ -33,13 +34,30 @@ uint64_t mk_adapt_thread(void)
 
 /* ---- steps ---- */
 
+/* Set-up hears of it by the profiler's name for the communicator; one that was never tied is nobody's business but ours. */
+static void ask_off(const struct mk_pair_event *e, const struct mk_pair_out *out)
+{
+    struct mk_pair_comm_facts facts;
+    uint64_t handle = out->comm ? out->comm : e->u.coll.comm;
+    if (e->kind == MK_PAIR_EV_PROFILED)
+        mk_setup_off(e->u.comm.id, e->u.comm.rank, MK_PAIR_UNTIED);
+    else if (mk_pair_comm(mk_adapt.pair, handle, &facts) && facts.id)
+        mk_setup_off(facts.id, facts.rank, MK_PAIR_UNSEEN);
+}
+
 int mk_adapt_step(struct mk_pair_event *e, struct mk_pair_out *out)
 {
     e->thread = mk_adapt_thread();
     const int ret = mk_pair_step(mk_adapt.pair, e, out);
-    if (!ret && mk_adapt.ops && out->asks & (MK_PAIR_ASK_ABORT | MK_PAIR_ASK_TELL))
+    if (ret || !mk_adapt.ops)
+        return ret;
+    if (out->asks & (MK_PAIR_ASK_ABORT | MK_PAIR_ASK_TELL))
         mk_adapt.ops->fail((void *)(uintptr_t)out->comm, out->error, out->asks & MK_PAIR_ASK_TELL);
-    return ret;
+    if (out->asks & MK_PAIR_ASK_TELL)
+        mk_setup_tell(out->comm, out->error);
+    if (out->asks & MK_PAIR_ASK_OFF)
+        ask_off(e, out);
+    return 0;
 }
 
 void mk_adapt_line(const struct mk_pair_event *e, const struct mk_pair_out *out, struct mk_adapt_line *line)
@@ -130,6 +148,11 @@ void mk_adapt_meet(void *comm)
     announce(comm, rank, nranks, false);
 }
 
+void mk_adapt_untied(void *comm, bool witness)
+{
+    end_off(comm, witness ? MK_PAIR_UNTIED : MK_PAIR_NO_WITNESS);
+}
+
 /* One that was made: whoever had this handle before is gone. It is announced by its first call. */
 static void made(const struct mk_hook_event *h)
 {
@@ -167,6 +190,7 @@ static void ends(const struct mk_hook_event *h)
         if (h->id != MK_HOOK_ncclCommRevoke) {
             e.kind = MK_PAIR_EV_COMM_END;
             mk_adapt_step(&e, &out);
+            mk_setup_forget((uintptr_t)h->comm);
             if (mk_adapt.ops)
                 mk_adapt.ops->end(h->comm);
         }
@@ -335,6 +359,7 @@ int mk_adapt_start(const struct mk_adapt_options *options)
     mk_adapt_at_forget();
     mk_adapt_unlock();
     mk_pair_destroy(old);
+    mk_setup_start(options->ops, options->deterministic, options->graph_only);
     mk_hook_set(consume);
     return 0;
 }

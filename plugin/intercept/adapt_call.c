@@ -4,6 +4,7 @@
  * that called us. */
 #include "../nccl/face.h"
 #include "adapt_in.h"
+#include "setup.h"
 #include "mk/err.h"
 #include <stdlib.h>
 
@@ -226,6 +227,41 @@ static int carry_out(struct mk_hook_event *h, const struct mk_pair_event *e, con
     }
 }
 
+/* With the lock, which is given up while the ranks agree. */
+static void agree_before(void *comm)
+{
+    struct mk_pair_comm_facts facts;
+    if (!mk_pair_comm(mk_adapt.pair, (uintptr_t)comm, &facts) || !facts.id || facts.off || facts.error)
+        return;
+    mk_adapt_unlock();
+    const int error = mk_setup_begin((uintptr_t)comm, &facts);
+    mk_adapt_lock();
+    if (error)
+        broken(comm, error);
+}
+
+/* So many collectives without a tie: grouped ones all, or without our profiler. */
+#define UNTIED_CALLS 1024
+
+/* After one that NCCL ran, without the lock. */
+static void agree_after(void *comm)
+{
+    struct mk_pair_comm_facts facts;
+    if (!mk_adapt_comm((uintptr_t)comm, &facts) || facts.agreed || facts.off || facts.error)
+        return;
+    if (facts.id) {
+        const int ret = facts.ready && mk_adapt.ops->prepare ? mk_adapt.ops->prepare(comm) : 0;
+        facts.ready &= !ret;
+        if (ret && ret != MK_ERR_AGAIN)
+            mk_setup_off(facts.id, facts.rank, MK_PAIR_MEMORY);
+        mk_setup_after((uintptr_t)comm, &facts);
+    } else if (facts.number >= UNTIED_CALLS) {
+        mk_adapt_lock();
+        mk_adapt_untied(comm, mk_setup_seen());
+        mk_adapt_unlock();
+    }
+}
+
 bool mk_adapt_coll(struct mk_hook_event *h, const struct mk_pair_coll *coll, bool p2p)
 {
     struct mk_pair_event e = {.kind = p2p ? MK_PAIR_EV_P2P : MK_PAIR_EV_COLL};
@@ -235,6 +271,8 @@ bool mk_adapt_coll(struct mk_hook_event *h, const struct mk_pair_coll *coll, boo
     e.u.coll = *coll;
     mk_adapt_lock();
     mk_adapt_meet(h->comm);
+    if (mk_adapt.ops && !p2p)
+        agree_before(h->comm);
     if (mk_adapt.ops) {
         mk_adapt_at(h->stream, &e.at); /* of no known stream: K is plain */
         e.u.coll.late = mk_adapt.ops->late && mk_adapt.ops->late(h->comm);
@@ -263,6 +301,8 @@ void mk_adapt_coll_after(struct mk_hook_event *h)
     else if (!h->result && how && mk_adapt.ops && !later(h->comm, h->stream, how, false))
         broken(h->comm, MK_ERR_NOMEM);
     mk_adapt_unlock();
+    if (!(h->keep & KEEP_P2P))
+        agree_after(h->comm);
 }
 
 /* ---- groups ---- */

@@ -67,7 +67,7 @@ static void advise(void)
 }
 
 /* What becomes of the calls: NULL, or why they are all passed on. */
-static const char *adapt(void)
+static const char *adapt(enum mk_hook_mode mode)
 {
     const char *why = "the settings are wrong";
     struct mk_adapt_options options;
@@ -78,6 +78,7 @@ static const char *adapt(void)
         MK_WARN("HOOK", "%s", mk_last_error());
         options.ops = NULL;
     }
+    options.graph_only = mode == MK_HOOK_GRAPH;
     options.deterministic = options.ops && settings.deterministic;
     if (mk_adapt_start(&options))
         return mk_last_error();
@@ -90,7 +91,7 @@ __attribute__((constructor)) static void start(void)
     if (mode == MK_HOOK_OFF)
         return;
     const bool lookups = preloaded(mk_env("LD_PRELOAD"));
-    const char *why = adapt();
+    const char *why = adapt(mode);
     if (mk_hook_start(mode, lookups))
         MK_WARN("HOOK", "%s", mk_last_error());
     else

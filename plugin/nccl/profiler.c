@@ -6,6 +6,7 @@
  *
  * Masks: collectives and point-to-point operations always (their number is what a witness counts); with the times of the run
  * also KernelCh (from v3 on; with the GPU's own timer from v4 on) or, before, ProxyOp, which exists between nodes only. */
+#include "../intercept/setup.h"
 #include "abi_profiler.h"
 #include "face.h"
 #include "mk/err.h"
@@ -89,7 +90,9 @@ static int join(void **ctx, int *mask, struct mk_profile_who *who)
     if (c && who->id) {
         const struct mk_meet_who m = {
             .id = who->id, .rank = who->rank, .nranks = who->nranks, .nnodes = who->nnodes};
+        mk_setup_join(c, who->id, who->rank, who->nranks);
         mk_meet_join(c, &m);
+        mk_setup_joined(c);
     }
     *ctx = c ? (void *)c : &nobody;
     return MK_NCCL_SUCCESS;
@@ -139,6 +142,7 @@ static int finalize(void *ctx)
 {
     if (comm_of(ctx)) {
         mk_meet_leave(ctx);
+        mk_setup_leave(ctx);
         mk_profile_leave(mk_profile_of_process(), ctx);
     }
     return MK_NCCL_SUCCESS;
@@ -178,8 +182,8 @@ static int api(void *ctx, void **handle, bool p2p_call)
     return above(handle);
 }
 
-static int coll(void *ctx, void **handle, const char *func, const char *dtype, const char *algo,
-                const char *proto, struct mk_profile_event e)
+static int named(void *ctx, void **handle, const char *func, const char *dtype, const char *algo,
+                 const char *proto, struct mk_profile_event e)
 {
     e.coll = mk_name_find(MK_NAMES_COLL, func);
     e.dtype = mk_name_find(MK_NAMES_DTYPE, dtype);
@@ -188,9 +192,16 @@ static int coll(void *ctx, void **handle, const char *func, const char *dtype, c
     return begin(ctx, handle, &e);
 }
 
+static int coll(void *ctx, void **handle, const char *func, const char *dtype, const char *algo,
+                const char *proto, struct mk_profile_event e)
+{
+    mk_setup_profiled(ctx); /* interception's witness */
+    return named(ctx, handle, func, dtype, algo, proto, e);
+}
+
 static int p2p(void *ctx, void **handle, const char *func, const char *dtype, struct mk_profile_event e)
 {
-    return coll(ctx, handle, func, dtype, NULL, NULL, e);
+    return named(ctx, handle, func, dtype, NULL, NULL, e);
 }
 
 /* NULL declines an event: no stop and no states follow. */

@@ -4,7 +4,7 @@
 set(hooks ${CMAKE_BINARY_DIR}/tests/hooks)
 
 # The product's object files with a way in for tests; no name of it is hooked.
-add_library(hooks_test SHARED hook_face.c ${CMAKE_SOURCE_DIR}/plugin/nccl/result.c $<TARGET_OBJECTS:mk_intercept>
+add_library(hooks_test SHARED hook_face.c $<TARGET_OBJECTS:mk_intercept> $<TARGET_OBJECTS:mk_nccl>
             $<TARGET_OBJECTS:mk_base> $<TARGET_OBJECTS:mk_net> $<TARGET_OBJECTS:mk_tuner> $<TARGET_OBJECTS:mk_fused>)
 target_link_options(hooks_test PRIVATE -Wl,-z,nodelete)
 target_link_libraries(hooks_test PRIVATE m dl Threads::Threads rt)
@@ -101,6 +101,8 @@ hook_program(hook_pass now hook_pass.c)
 mk_add_test(plugin.hook_pass COMMAND hook_pass ${test_so})
 hook_program(hook_adapt now hook_adapt.c hook_adapt_lt.c hook_adapt_rank.c)
 mk_add_test(plugin.hook_adapt COMMAND hook_adapt ${test_so})
+hook_program(hook_setup now hook_setup.c hook_adapt_rank.c prof_events.c)
+mk_add_test(plugin.hook_setup TIMEOUT 300 COMMAND hook_setup ${test_so})
 hook_program(hook_lookup now hook_lookup.c)
 target_link_libraries(hook_lookup PRIVATE hook_late_now hook_late_lazy)
 hook_preloaded(plugin.hook_lookup hook_lookup ${test_so})

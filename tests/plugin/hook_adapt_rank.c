@@ -103,6 +103,9 @@ static void end(void *comm)
 }
 
 static const struct mk_fuse_ops ops = {.epilogues = 1u << MK_PAIR_BIAS,
+                                       .config = {.max_bytes = 1 << 20,
+                                                  .functions = 1u << MK_PAIR_ALLREDUCE,
+                                                  .dtypes = 1u << MK_BFLOAT16 | 1u << MK_FLOAT16},
                                        .can = can,
                                        .launch_g = launch_g,
                                        .launch_k = launch_k,

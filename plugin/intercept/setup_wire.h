@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* Messages of set-up: a byte that says what it is, then little endian numbers. */
+#pragma once
+#include "mk/pair.h"
+#include "mk/tuner.h"
+#include <endian.h>
+#include <string.h>
+
+enum {
+    MK_SETUP_HELLO = 1,
+    MK_SETUP_READY = 2,
+    MK_SETUP_LIMITS_SET = 3,
+    MK_SETUP_AGREES = 4,
+    MK_SETUP_OFF = 5,
+    MK_SETUP_ERROR = 6
+};
+enum { MK_SETUP_VERSION = 1 };
+/* bytes: of AGREES; of HELLO and LIMITS_SET */
+enum { MK_SETUP_AGREE = 25, MK_SETUP_LIMITS = 31 };
+
+static inline void mk_setup_put(uint8_t *out, uint64_t v)
+{
+    v = htole64(v);
+    memcpy(out, &v, sizeof(v));
+}
+static inline uint64_t mk_setup_get(const uint8_t *in)
+{
+    uint64_t v;
+    memcpy(&v, in, sizeof(v));
+    return le64toh(v);
+}
+
+static inline void mk_setup_put_agree(const struct mk_agree_msg *m, uint8_t out[MK_SETUP_AGREE])
+{
+    out[0] = MK_SETUP_AGREES;
+    mk_setup_put(out + 1, (uint64_t)m->kind << 32 | m->id);
+    mk_setup_put(out + 9, m->value);
+    mk_setup_put(out + 17, m->number);
+}
+static inline void mk_setup_get_agree(const uint8_t in[MK_SETUP_AGREE], struct mk_agree_msg *m)
+{
+    const uint64_t head = mk_setup_get(in + 1);
+    m->kind = (uint32_t)(head >> 32);
+    m->id = (uint32_t)head;
+    m->value = mk_setup_get(in + 9);
+    m->number = mk_setup_get(in + 17);
+}
+
+static inline void mk_setup_put_limits(const struct mk_pair_config *c, uint8_t out[MK_SETUP_LIMITS])
+{
+    out[0] = MK_SETUP_LIMITS_SET;
+    out[1] = MK_SETUP_VERSION;
+    out[2] = c->graph_only;
+    mk_setup_put(out + 3, c->min_bytes);
+    mk_setup_put(out + 11, c->max_bytes);
+    mk_setup_put(out + 19, (uint64_t)c->functions << 32 | c->dtypes);
+    const uint32_t n = htole32(c->nranks);
+    memcpy(out + 27, &n, sizeof(n));
+}
+static inline bool mk_setup_get_limits(const uint8_t *in, size_t bytes, struct mk_pair_config *c)
+{
+    uint32_t n;
+    if (bytes != MK_SETUP_LIMITS || in[1] != MK_SETUP_VERSION || in[2] > 1)
+        return false;
+    memset(c, 0, sizeof(*c));
+    c->graph_only = in[2];
+    c->min_bytes = mk_setup_get(in + 3);
+    c->max_bytes = mk_setup_get(in + 11);
+    c->functions = (uint32_t)(mk_setup_get(in + 19) >> 32);
+    c->dtypes = (uint32_t)mk_setup_get(in + 19);
+    memcpy(&n, in + 27, sizeof(n));
+    c->nranks = le32toh(n);
+    return true;
+}
+/* What both can do. */
+static inline void mk_setup_meet_limits(struct mk_pair_config *c, const struct mk_pair_config *other)
+{
+    c->min_bytes = c->min_bytes > other->min_bytes ? c->min_bytes : other->min_bytes;
+    c->max_bytes = c->max_bytes < other->max_bytes ? c->max_bytes : other->max_bytes;
+    c->functions &= other->functions;
+    c->dtypes &= other->dtypes;
+    c->graph_only |= other->graph_only;
+}
