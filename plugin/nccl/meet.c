@@ -28,6 +28,7 @@ struct mk_meet {
     bool leaves; /* NCCL has finalised it */
     int refs;
     struct mk_boot *boot; /* from TELLING on */
+    pthread_t thread;     /* that meets */
 };
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -99,6 +100,8 @@ static void left(void *ctx, int rank)
 static void happened(void *ctx, const struct mk_boot_event *e)
 {
     struct mk_meet *m = ctx;
+    if (pthread_equal(pthread_self(), m->thread))
+        return; /* somebody died before mk_boot_on_event: the barrier after it fails, and that is told */
     if (open_for(m))
         tell_gone(m, e->rank, e->code);
 }
@@ -147,6 +150,7 @@ static void *meet(void *arg)
 {
     struct mk_meet *m = arg;
     struct mk_boot *b = NULL;
+    m->thread = pthread_self();
     const int ret = come_together(m, &b);
     if (ret && goes_on(m))
         MK_INFO("TUNER", "communicator %016llx: rank %d did not meet the others: %s",
