@@ -125,7 +125,9 @@ bool mk_adapt_gemm(struct mk_hook_event *h, const struct mk_pair_gemm *gemm)
             answered = launch_g(&e, &out, stream);
             gemm_done(stream, answered ? 0 : MK_ERR_CUDA);
         }
-        h->keep = answered || !mk_adapt.ops ? 0 : KEEP_STEPPED;
+        /* How it ended matters where a site may be learned from it. */
+        if (!answered && (out.act == MK_PAIR_DO_G || out.reason == MK_PAIR_UNKNOWN_SITE))
+            h->keep = KEEP_STEPPED;
     }
     mk_adapt_unlock();
     mk_adapt_say(&line);
