@@ -206,7 +206,8 @@ int mk_gemm_allreduce(mk_comm_t comm, mk_layout_t layout, int64_t m, int64_t n, 
 
 bool mk_pair_bind(const struct mk_pair_tiles *tiles, struct mk_ar *ar)
 {
-    if (!tiles || !tiles->words || !mk_pair_grid(&ar->grid, tiles->n, tiles->band_rows))
+    if (!tiles || !tiles->words || tiles->m * tiles->n != ar->grid.m * ar->grid.n ||
+        !mk_pair_grid(&ar->grid, tiles->n, tiles->band_rows))
         return false;
     ar->skip_compute = MK_TILES_COME;
     ar->tile_flag = tiles->words + MK_PAIR_HEAD;
@@ -221,6 +222,8 @@ int mk_pair_allreduce(mk_comm_t comm, void *buffer, uint64_t count, mk_dtype_t d
     struct mk_ar ar;
     bool over = false;
     int ret = mk_comm_mine(comm);
+    if (overlapped)
+        *overlapped = false;
     if (ret)
         return ret;
     if (count > (uint64_t)INT64_MAX)

@@ -61,6 +61,19 @@ MK_DEV void mk_tell(const struct mk_ar *ar, const struct mk_block_words *w, cons
     mk_st_rel_sys_u64(&host->told, mk_ld_rlx_sys_u64(&host->told) + 1); /* by several blocks: it changes */
 }
 
+#if MK_PAIRED
+/* Does G still owe tiles? Then nobody else is late. */
+MK_DEV bool mk_is_computing(const struct mk_ar *ar, const struct mk_block_words *w)
+{
+    const uint32_t tiles = mk_ar_has_tiles(ar) ? mk_tiles(&ar->grid) : 0;
+    MK_ROLLED
+    for (uint32_t i = 0; i < tiles; i++)
+        if (!mk_ar_tile_ready(ar, &w->blk, i))
+            return true;
+    return false;
+}
+#endif
+
 /* Leader of a block with nothing to do, also of the last block that waits for the NIC. */
 MK_DEV void mk_idle(const struct mk_ar *ar, struct mk_block_words *w)
 {
@@ -75,6 +88,12 @@ MK_DEV void mk_idle(const struct mk_ar *ar, struct mk_block_words *w)
     const bool expired = limit && since > limit;
     if ((!expired && since < MK_TELL_AFTER) || now - w->told_ns < MK_TELL_NS)
         return;
+#if MK_PAIRED
+    if (mk_is_computing(ar, w)) {
+        w->entered_ns = now;
+        return;
+    }
+#endif
     uint64_t what[MK_WHATS] = {};
     mk_describe(w, since, what);
     w->told_ns = now;

@@ -91,6 +91,7 @@ int mk_pair_gemm(const struct mk_gemm_problem *p, int spare, uint64_t *words, vo
     snprintf(name, sizeof(name), "pair_gemm_%s_%s_%dx%d", layouts[p->layout], f16 ? "fp16" : "bf16", c.bn,
              c.cm);
     out->words = words;
+    out->m = p->m;
     out->n = p->n;
     out->band_rows = BAND;
     out->parts = 2 * (uint32_t)columns; /* two consumer warpgroups */

@@ -130,6 +130,8 @@ static __device__ __forceinline__ void mk_pair_allreduce_run(const mk_pair_allre
     if (threadIdx.x < MK_BULK_WARPS)
         own->bulk.phases[threadIdx.x] = 0;
     if (threadIdx.x == 0) {
+        if (p.ar.skip_compute == MK_TILES_COME)
+            mk_pair_tag(p.ar.tile_flag); /* before the positions, as in mk_ar_enter */
         own->bulk.map = &p.chunk;
         own->bulk.box_rows = p.box_rows;
         own->bulk.box_cols = p.box_cols;

@@ -335,6 +335,10 @@ MK_DEV int mk_ar_try_comm(const struct mk_ar *ar, struct mk_ar_block *blk)
 /* Called by every block at entry, one lane. Roles go by arrival ticket, never by block index. */
 MK_DEV void mk_ar_enter(const struct mk_ar *ar, struct mk_ar_block *blk)
 {
+#if MK_PAIRED
+    /* Before the other words: that G has begun orders them after the launch before it. */
+    blk->tile_tag = ar->skip_compute == MK_TILES_COME ? mk_pair_tag(ar->tile_flag) : 0;
+#endif
     /* One trip for both. The launch before this one is over, and it wrote the epoch. */
     const uint64_t seen = mk_peek_gpu_u64(&ar->state->tickets);
     blk->epoch = mk_peek_gpu_u64(&ar->state->epoch);
@@ -346,7 +350,8 @@ MK_DEV void mk_ar_enter(const struct mk_ar *ar, struct mk_ar_block *blk)
     blk->tiles = 0;
     blk->idle_since_ns = 0;
 #if MK_PAIRED
-    blk->tile_tag = ar->skip_compute == MK_TILES_COME ? mk_pair_tag(ar->tile_flag) : blk->tag;
+    if (ar->skip_compute != MK_TILES_COME)
+        blk->tile_tag = blk->tag;
 #endif
 #if MK_CONTROL
     mk_ar_ctl_enter(ar, blk);

@@ -24,7 +24,7 @@ struct mk_gemm_problem {
 /* G's output, for K. */
 struct mk_pair_tiles {
     uint64_t *words;   /* G's descriptor */
-    int64_t n;         /* columns of C, which has no gaps between its rows */
+    int64_t m, n;      /* of C, which has no gaps between its rows */
     int32_t band_rows; /* rows of a band; the last one may have fewer */
     uint32_t parts;    /* that make a band complete */
 };
@@ -36,13 +36,14 @@ size_t mk_pair_words_bytes(int64_t m);
 /* K: the sum over all ranks of buffer[count], in place, the same bits whether `tiles` is given or not. Collective: count and
  * dtype are the same on all ranks, `tiles` is each rank's own affair. With `tiles` it may run while the G launched before
  * it on `stream` does, and K ends after G; nothing else may lie between the two, and nothing of G's operands in `buffer`
- * but C, which is the whole buffer. NULL, or tiles that cannot be followed (*overlapped is false then): after G. On the GPU
+ * but C, which is the whole buffer. NULL, or tiles of another count or that cannot be followed (*overlapped is false then): after G. On the GPU
  * asynchronous and capturable; on the CPU (stream NULL) it returns when the sum is there, `tiles` being written by other
  * threads. INVALID, UNSUPPORTED: arguments, as of mk_gemm_allreduce; later failures as there. */
 int mk_pair_allreduce(mk_comm_t comm, void *buffer, uint64_t count, mk_dtype_t dtype,
                       const struct mk_pair_tiles *tiles, void *stream, bool *overlapped);
 
-/* May G compute this, with an output that K can follow? ldc == n; bf16 or fp16; any layout, any alignment. */
+/* May G compute this, with an output that K can follow? On Hopper: bf16 or fp16, any layout, ldc == n, and what the copy
+ * engine takes: addresses at multiples of 16 bytes; lda, ldb and n at multiples of 8; k > 0. */
 bool mk_pair_gemm_can(const struct mk_gemm_problem *p);
 /* G, on the current context: C, with bias and activation, by `blocks` less `spare` blocks (one at least), the rest of the
  * multiprocessors being K's. words: mk_pair_words_bytes(m), on the device. Fills *out for K. Asynchronous, capturable. Not

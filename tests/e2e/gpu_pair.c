@@ -237,7 +237,7 @@ static void without_tiles_k_comes_after_g(void **state)
 {
     (void)state;
     const uint64_t count = (uint64_t)ROWS * COLUMNS;
-    struct mk_pair_tiles tiles = {words, COLUMNS, 128, 32};
+    struct mk_pair_tiles tiles = {words, ROWS, COLUMNS, 128, 32};
     bool followed = true;
     assert_int_equal(mk_pair_allreduce(comm, c, count, MK_BFLOAT16, &tiles, &streams[0], &followed), 0);
     assert_true(followed);
@@ -252,18 +252,33 @@ static void without_tiles_k_comes_after_g(void **state)
     assert_int_equal(with.grid.chunk_m, without.grid.chunk_m);
     assert_int_equal(with.grid.chunk_n, without.grid.chunk_n);
     tiles.band_rows = 3; /* no whole rows of the view */
-    tiles.n = 100;
+    tiles.n = 125;
+    tiles.m = ROWS * COLUMNS / 125;
     assert_int_equal(mk_pair_allreduce(comm, c, count, MK_BFLOAT16, &tiles, &streams[0], &followed), 0);
     assert_false(followed);
     assert_false(last.early);
     assert_int_equal(launched().skip_compute, MK_TILES_HERE);
 }
 
+/* A count that is not G's output reads words of bands that G never had. */
+static void tiles_of_another_count_are_not_followed(void **state)
+{
+    (void)state;
+    const struct mk_pair_tiles tiles = {words, ROWS / 2, COLUMNS, 128, 32};
+    bool followed = true;
+    assert_int_equal(
+        mk_pair_allreduce(comm, c, (uint64_t)ROWS * COLUMNS, MK_BFLOAT16, &tiles, &streams[0], &followed), 0);
+    assert_false(followed);
+    followed = true;
+    assert_int_equal(mk_pair_allreduce(comm, c, 0, MK_BFLOAT16, &tiles, &streams[0], &followed), 0);
+    assert_false(followed);
+}
+
 /* The edge from the other stream lies behind G: K must not count on G being what is before it. */
 static void on_another_stream_k_comes_after_g(void **state)
 {
     (void)state;
-    const struct mk_pair_tiles tiles = {words, COLUMNS, 128, 32};
+    const struct mk_pair_tiles tiles = {words, ROWS, COLUMNS, 128, 32};
     const uint64_t count = (uint64_t)ROWS * COLUMNS;
     bool followed = false;
     assert_int_equal(mk_pair_allreduce(comm, c, count, MK_BFLOAT16, NULL, &streams[0], NULL), 0);
@@ -281,7 +296,7 @@ static void what_the_copy_engine_cannot_take(void **state)
 {
     (void)state;
     struct mk_gemm_problem p = problem();
-    struct mk_pair_tiles tiles = {words, COLUMNS, 128, 32};
+    struct mk_pair_tiles tiles = {words, ROWS, COLUMNS, 128, 32};
     bool followed = true;
     assert_true(mk_pair_gemm_can(&p));
     p.ldc = COLUMNS + 8;
@@ -304,7 +319,11 @@ static void what_the_copy_engine_cannot_take(void **state)
     assert_int_equal(mk_pair_allreduce(comm, c, 4095, MK_FLOAT16, &tiles, &streams[1], &followed), 0);
     assert_false(followed);
     assert_string_equal(last.name, "gemm_ar_portable_fp16");
-    assert_int_equal(launches, 2);
+    /* as many tiles of 128 as no GEMM may have: here none is computed */
+    assert_int_equal(mk_pair_allreduce(comm, c + 2, ((uint64_t)MK_GPU_TILES << 15) - 8, MK_BFLOAT16, NULL,
+                                       &streams[1], NULL),
+                     0);
+    assert_int_equal(launches, 3);
 }
 
 /* A grid of one block each is the least. */
@@ -320,10 +339,12 @@ static void few_multiprocessors(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(g_and_k_share_the_multiprocessors), cmocka_unit_test(without_tiles_k_comes_after_g),
-        cmocka_unit_test(on_another_stream_k_comes_after_g),
-        cmocka_unit_test(what_the_copy_engine_cannot_take), cmocka_unit_test(few_multiprocessors)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(g_and_k_share_the_multiprocessors),
+                                       cmocka_unit_test(without_tiles_k_comes_after_g),
+                                       cmocka_unit_test(tiles_of_another_count_are_not_followed),
+                                       cmocka_unit_test(on_another_stream_k_comes_after_g),
+                                       cmocka_unit_test(what_the_copy_engine_cannot_take),
+                                       cmocka_unit_test(few_multiprocessors)};
     setenv("MK_LOG", "none", 0);
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -164,7 +164,7 @@ static int one_pair(struct job *j, int rank, mk_comm_t comm, const struct shape 
                   .words = words,
                   .seed = next(&rng),
                   .columns = (uint32_t)((s->n + TILE_N - 1) / TILE_N)};
-    const struct mk_pair_tiles tiles = {words, s->n, s->band, g.columns};
+    const struct mk_pair_tiles tiles = {words, s->m, s->n, s->band, g.columns};
     const bool beside = way == FOLLOW && s->follows;
     if (ret) {
         release(&x);
@@ -260,7 +260,7 @@ static int forsaken(struct job *j, int rank)
                   .words = words,
                   .columns = (320 + TILE_N - 1) / TILE_N};
     g.withhold = &given_up;
-    const struct mk_pair_tiles tiles = {words, s.n, s.band, g.columns};
+    const struct mk_pair_tiles tiles = {words, s.m, s.n, s.band, g.columns};
     start(&g, threads);
     ret = mk_pair_allreduce(comm, x.c, (uint64_t)s.m * (uint64_t)s.n, MK_FLOAT32, &tiles, NULL, NULL);
     __atomic_store_n(&given_up, 1, __ATOMIC_RELEASE);
