@@ -35,14 +35,18 @@ void mk_boot_list_add(struct mk_boot *b)
     mk_boot_live_unlock();
 }
 
-static void list_remove(struct mk_boot *b)
+/* false: the end of this process has it, which says good-bye for it, ends its thread and walks its list unlocked. */
+static bool list_remove(struct mk_boot *b)
 {
     mk_boot_live_lock();
     for (struct mk_boot **at = &ending; *at; at = &(*at)->next) {
-        if (*at == b) {
+        if (*at != b)
+            continue;
+        const bool ours = b->pid == getpid();
+        if (!ours)
             *at = b->next;
-            break;
-        }
+        mk_boot_live_unlock();
+        return !ours;
     }
     for (struct mk_boot **at = &boots; *at; at = &(*at)->next) {
         if (*at == b) {
@@ -51,6 +55,7 @@ static void list_remove(struct mk_boot *b)
         }
     }
     mk_boot_live_unlock();
+    return true;
 }
 
 /* ---- all-gather ---- */
@@ -245,7 +250,8 @@ void mk_boot_destroy(struct mk_boot *b)
 {
     if (!b)
         return;
-    list_remove(b);
+    if (!list_remove(b))
+        return;
     if (b->solo || b->pid != getpid()) {
         if (b->pid != getpid())
             b->wake_fd = -1; /* fork has closed it here */

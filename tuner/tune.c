@@ -8,6 +8,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 enum { OFFERS = 4, LINES = 64, CONSIDER = 512, TRIAL_TIMED = 64 };
 #define RULES 1 /* changes with what a table makes of an operation */
@@ -33,6 +35,8 @@ struct mk_tune {
     uint32_t asked;    /* operations, modulo 2^32 */
     uint64_t proposal; /* id of the last one that was logged */
     bool lost;         /* the outcome of an agreement is unknown: said */
+    pid_t pid;         /* in a forked child those who ask are not there */
+    uint32_t asking;   /* threads in mk_tune_next; __atomic */
 };
 
 static pthread_mutex_t open_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -82,6 +86,7 @@ int mk_tune_open(const struct mk_tune_facts *f, enum mk_tune_mode mode, struct m
         return mk_fail_quiet(MK_ERR_NOMEM, "no memory for a tuner");
     t->facts = *f;
     t->mode = mode;
+    t->pid = getpid();
     pthread_mutex_init(&t->lock, NULL);
     pthread_mutex_lock(&open_lock);
     if (opened_fn)
@@ -93,8 +98,12 @@ int mk_tune_open(const struct mk_tune_facts *f, enum mk_tune_mode mode, struct m
 
 void mk_tune_close(struct mk_tune *t)
 {
+    const struct timespec ms = {.tv_nsec = 1000000};
     if (!t)
         return;
+    /* An abort may come while another thread asks; who waits in there for a switch has been let go (mk_carry_close). */
+    while (t->pid == getpid() && __atomic_load_n(&t->asking, __ATOMIC_ACQUIRE))
+        nanosleep(&ms, NULL);
     pthread_mutex_destroy(&t->lock);
     free(t);
 }
@@ -330,7 +339,7 @@ static void log_proposal(struct mk_tune *t)
 
 /* ---- an operation, from NCCL ---- */
 
-void mk_tune_next(struct mk_tune *t, const struct mk_tune_ask *ask, struct mk_tune_answer *a)
+static void answer(struct mk_tune *t, const struct mk_tune_ask *ask, struct mk_tune_answer *a)
 {
     if (t->mode == MK_TUNE_OBSERVE && ++t->asked % CONSIDER == 0)
         log_proposal(t);
@@ -360,4 +369,11 @@ void mk_tune_next(struct mk_tune *t, const struct mk_tune_ask *ask, struct mk_tu
     pthread_mutex_unlock(&t->lock);
     if (a->applies && a->algo >= 0)
         ask->cost[a->algo * ask->protos + a->proto] = 0;
+}
+
+void mk_tune_next(struct mk_tune *t, const struct mk_tune_ask *ask, struct mk_tune_answer *a)
+{
+    __atomic_add_fetch(&t->asking, 1, __ATOMIC_RELAXED);
+    answer(t, ask, a);
+    __atomic_sub_fetch(&t->asking, 1, __ATOMIC_RELEASE);
 }

@@ -32,6 +32,7 @@ struct setup {
     bool off, told_off; /* this rank is; the recogniser knows */
     enum mk_pair_reason reason;
     bool ready, limited, agreed, posting, wants_off;
+    bool held; /* of the profile: it is given back when the communicator goes */
     struct mk_pair_config config;
     struct mk_agree agree;
     uint32_t hellos, readies; /* rank 0 */
@@ -206,13 +207,8 @@ static void heard_agree(struct setup *s, int from, const struct mk_agree_msg *m,
 {
     struct mk_agree_msg reply = {.kind = MK_AGREE_NONE};
     const uint64_t before = s->agree.number;
-    if (s->rank && m->kind == MK_AGREE_PROPOSE && (s->off || !s->ready || !s->limited)) {
-        reply.kind = MK_AGREE_REFUSE;
-        reply.id = m->id;
-        say_agree(s, &reply);
-        return;
-    }
-    if (mk_agree_receive(&s->agree, from, m, &reply)) {
+    const bool refuse = s->rank && m->kind == MK_AGREE_PROPOSE && (s->off || !s->ready || !s->limited);
+    if (refuse ? mk_agree_refuse(&s->agree, m, &reply) : mk_agree_receive(&s->agree, from, m, &reply)) {
         MK_WARN("HOOK", "set-up of communicator %016llx: %s", (unsigned long long)s->id, mk_last_error());
         all_off(s, MK_PAIR_MEMBER);
         return;
@@ -253,6 +249,7 @@ static void tell(struct setup *s, struct todo *t)
         return;
     }
     s->posting = true;
+    s->held |= t->agreed;
     pthread_mutex_unlock(&lock);
     e.u.comm.handle = t->handle;
     if (t->agreed) {
@@ -436,7 +433,7 @@ void mk_setup_leave(const void *owner)
         pthread_cond_broadcast(&cond);
         while (s->waiting || s->posting)
             pthread_cond_wait(&cond, &lock);
-        if (s->agreed)
+        if (s->held)
             mk_profile_hold(mk_profile_of_process(), -1);
     }
     pthread_mutex_unlock(&lock);

@@ -78,15 +78,19 @@ static int join(void **ctx, int *mask, struct mk_profile_who *who)
 {
     const int part = who->table < 3 ? EVENT_PROXY_OP : EVENT_KERNEL_CH;
     struct mk_profile_comm *c = NULL;
-    if (mask)
-        __atomic_store_n(mask, 0, __ATOMIC_RELAXED); /* NCCL has one for all communicators */
-    if (!ctx)
-        return MK_NCCL_SUCCESS; /* no finalize would come, and the mask not be ours any more */
+    if (!ctx) { /* no finalize would come, and the mask not be ours any more */
+        if (mask)
+            __atomic_store_n(mask, 0, __ATOMIC_RELAXED);
+        return MK_NCCL_SUCCESS;
+    }
     who->mask_light = EVENT_COLL | EVENT_P2P;
     who->mask_full = who->mask_light | part;
     struct mk_profile *p = open_profile();
     if (p)
         c = mk_profile_join(p, who, mask);
+    else if (
+        mask) /* NCCL has one for all communicators: with a profile another one may be in the midst of an event */
+        __atomic_store_n(mask, 0, __ATOMIC_RELAXED);
     if (c && who->id) {
         const struct mk_meet_who m = {
             .id = who->id, .rank = who->rank, .nranks = who->nranks, .nnodes = who->nnodes};

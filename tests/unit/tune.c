@@ -7,11 +7,13 @@
 #include "mk/tune.h"
 #include <float.h>
 #include <math.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <cmocka.h>
 
 enum { A = MK_ALGO_COUNT, P = MK_PROTO_COUNT };
@@ -489,13 +491,65 @@ static void from_profiles(void **state)
     assert_false(mk_tune_sample_of(&k, &s));
 }
 
+/* NCCL's abort, from one thread, while another asks and waits for a switch: it ends when that one has left. */
+static uint32_t gate, inside, closed;
+static int waits(void *ctx, uint64_t *id)
+{
+    const struct timespec ms = {.tv_nsec = 1000000};
+    (void)ctx, (void)id;
+    __atomic_store_n(&inside, 1, __ATOMIC_RELEASE);
+    while (!__atomic_load_n(&gate, __ATOMIC_ACQUIRE))
+        nanosleep(&ms, NULL);
+    return MK_ERR_ABORTED;
+}
+static void *asks(void *t)
+{
+    float c[A * P];
+    costs(c);
+    ask(t, 1 << 20, c);
+    return NULL;
+}
+static void *closes(void *t)
+{
+    mk_tune_close(t);
+    __atomic_store_n(&closed, 1, __ATOMIC_RELEASE);
+    return NULL;
+}
+static void closed_while_asked(void **state)
+{
+    (void)state;
+    const struct mk_tune_turn turn = {waits, NULL};
+    const struct timespec ms = {.tv_nsec = 1000000};
+    struct mk_tune *t = opened(MK_TUNE_ON);
+    pthread_t one, other;
+    mk_tune_set_turn(t, &turn);
+    assert_int_equal(pthread_create(&one, NULL, asks, t), 0);
+    while (!__atomic_load_n(&inside, __ATOMIC_ACQUIRE))
+        nanosleep(&ms, NULL);
+    assert_int_equal(pthread_create(&other, NULL, closes, t), 0);
+    for (int i = 0; i < 100; i++)
+        nanosleep(&ms, NULL);
+    assert_int_equal(__atomic_load_n(&closed, __ATOMIC_ACQUIRE), 0);
+    __atomic_store_n(&gate, 1, __ATOMIC_RELEASE);
+    pthread_join(one, NULL);
+    pthread_join(other, NULL);
+    assert_int_equal(closed, 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(applies),   cmocka_unit_test(observes), cmocka_unit_test(left_alone),
-        cmocka_unit_test(caps),      cmocka_unit_test(offers),   cmocka_unit_test(model),
-        cmocka_unit_test(builds),    cmocka_unit_test(trials),   cmocka_unit_test(from_profiles),
+        cmocka_unit_test(applies),
+        cmocka_unit_test(observes),
+        cmocka_unit_test(left_alone),
+        cmocka_unit_test(caps),
+        cmocka_unit_test(offers),
+        cmocka_unit_test(model),
+        cmocka_unit_test(builds),
+        cmocka_unit_test(trials),
+        cmocka_unit_test(from_profiles),
         cmocka_unit_test(considers),
+        cmocka_unit_test(closed_while_asked),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
