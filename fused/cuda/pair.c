@@ -37,17 +37,21 @@ size_t mk_pair_words_bytes(int64_t m)
 
 /* ---- G ---- */
 
-bool mk_pair_gemm_can(const struct mk_gemm_problem *p)
+static bool fits(const struct mk_gemm_problem *p)
 {
-    int blocks;
-    bool hopper;
     if (p->dtype != MK_BFLOAT16 && p->dtype != MK_FLOAT16)
         return false;
     if (p->layout != MK_TN && p->layout != MK_NN && p->layout != MK_NT)
         return false;
-    if (p->m > INT32_MAX || p->n > INT32_MAX || p->k > INT32_MAX || p->ldc != p->n || !mk_gemm_cuda_bulk(p))
-        return false;
-    return mk_gemm_cuda_place(p, NULL, &blocks, &hopper) == 1 && hopper;
+    return p->m <= INT32_MAX && p->n <= INT32_MAX && p->k <= INT32_MAX && p->ldc == p->n &&
+           mk_gemm_cuda_bulk(p);
+}
+
+bool mk_pair_gemm_can(const struct mk_gemm_problem *p)
+{
+    int blocks;
+    bool hopper;
+    return fits(p) && mk_gemm_cuda_place(p, NULL, &blocks, &hopper) == 1 && hopper;
 }
 
 /* Bands that are open at a time: as few as give every block a tile, since K can send a band only when it is whole; but not so
@@ -69,20 +73,19 @@ int mk_pair_gemm(const struct mk_gemm_problem *p, int spare, uint64_t *words, vo
     char name[48];
     int blocks;
     bool hopper;
-    if (!mk_pair_gemm_can(p) || !cu)
-        return mk_fail_quiet(MK_ERR_UNSUPPORTED, "G cannot compute this product");
-    const int ret = mk_gemm_cuda_place(p, stream, &blocks, &hopper);
-    if (ret < 0)
-        return ret;
+    const int place = cu && fits(p) ? mk_gemm_cuda_place(p, stream, &blocks, &hopper) : 0;
+    if (place <= 0 || !hopper)
+        return place < 0 ? place : mk_fail_quiet(MK_ERR_UNSUPPORTED, "G cannot compute this product");
     blocks = blocks - spare > 1 ? blocks - spare : 1;
-    mk_gemm_choose(p, true, blocks, open_bands(p, blocks), &c);
+    const int bands = open_bands(p, blocks);
+    mk_gemm_choose(p, true, blocks, bands, &c);
     c.bn = c.bn > 128 ? 256 : 128; /* the shapes that there are */
     c.cm = c.bn == 256 && blocks > 1 ? c.cm : 1;
     memset(&q, 0, sizeof(q)); /* padding too: the driver copies it */
     const int err = mk_gemm_cuda_maps(cu, p, c.bn, c.cm, &q.gemm);
     if (err)
         return err;
-    q.gemm.group = open_bands(p, blocks) / c.cm > 0 ? open_bands(p, blocks) / c.cm : 1;
+    q.gemm.group = bands / c.cm;
     q.gemm.bias = p->bias;
     q.gemm.act = p->act;
     q.words = words;

@@ -33,12 +33,13 @@ struct mk_pair_tiles {
  * pair its own. On the GPU in its memory, 8-byte aligned. */
 size_t mk_pair_words_bytes(int64_t m);
 
-/* K: the sum over all ranks of buffer[count], in place, the same bits whether `tiles` is given or not. Collective: count and
- * dtype are the same on all ranks, `tiles` is each rank's own affair. With `tiles` it may run while the G launched before
- * it on `stream` does, and K ends after G; nothing else may lie between the two, and nothing of G's operands in `buffer`
- * but C, which is the whole buffer. NULL, or tiles of another count or that cannot be followed (*overlapped is false then): after G. On the GPU
- * asynchronous and capturable; on the CPU (stream NULL) it returns when the sum is there, `tiles` being written by other
- * threads. INVALID, UNSUPPORTED: arguments, as of mk_gemm_allreduce; later failures as there. */
+/* K: the sum over all ranks of buffer[count], in place, the same bits whether `tiles` is given or not. Collective: count
+ * and dtype are the same on all ranks, `tiles` is each rank's own affair. With `tiles` it may run while the G launched
+ * before it on `stream` does, and K ends after G; nothing else may lie between the two, and nothing of G's operands in
+ * `buffer` but C, which is the whole buffer. NULL, or tiles of another count or that cannot be followed (*overlapped is
+ * false then): after G. On the GPU asynchronous and capturable; on the CPU (stream NULL) it returns when the sum is
+ * there, `tiles` being written by other threads. INVALID, UNSUPPORTED: arguments, as of mk_gemm_allreduce; later
+ * failures as there. */
 int mk_pair_allreduce(mk_comm_t comm, void *buffer, uint64_t count, mk_dtype_t dtype,
                       const struct mk_pair_tiles *tiles, void *stream, bool *overlapped);
 

@@ -194,6 +194,9 @@ static bool read_lt(const void *args, bool whole, struct mk_pair_cublas *out)
     return true;
 }
 
+/* Calls whose arguments are sizes and pointers themselves. */
+#define GEMM_CALLS(X) X(cublasGemmEx) X(cublasGemmEx_64) X(cublasSgemm_v2) X(cublasSgemm_v2_64) X(cublasSgemm)
+
 bool mk_adapt_read_gemm(const struct mk_hook_event *h, bool whole, struct mk_pair_gemm *out)
 {
     struct mk_pair_cublas call;
@@ -203,11 +206,7 @@ bool mk_adapt_read_gemm(const struct mk_hook_event *h, bool whole, struct mk_pai
     case MK_HOOK_##name:                                                                                     \
         read_##name(h->call, whole, &call);                                                                  \
         break;
-        CASE(cublasGemmEx)
-        CASE(cublasGemmEx_64)
-        CASE(cublasSgemm_v2)
-        CASE(cublasSgemm_v2_64)
-        CASE(cublasSgemm)
+        GEMM_CALLS(CASE)
 #undef CASE
     case MK_HOOK_cublasLtMatmul:
         any = read_lt(h->call, whole, &call);
@@ -230,11 +229,7 @@ bool mk_adapt_read_size(const struct mk_hook_event *h, int64_t *n, int64_t *k)
         *k = c->k;                                                                                           \
         return true;                                                                                         \
     }
-        CASE(cublasGemmEx)
-        CASE(cublasGemmEx_64)
-        CASE(cublasSgemm_v2)
-        CASE(cublasSgemm_v2_64)
-        CASE(cublasSgemm)
+        GEMM_CALLS(CASE)
 #undef CASE
     case MK_HOOK_cublasLtMatmul: {
         const struct mk_call_cublasLtMatmul *c = h->call;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
 #include "job.h"
+#include "tests/net/free_port.h"
 #include <arpa/inet.h>
 #include <dirent.h>
 #include <errno.h>
@@ -33,20 +34,6 @@ void job_seconds(const char *name, double seconds)
     char text[32];
     snprintf(text, sizeof(text), "%g", seconds * JOB_SLOWER);
     setenv(name, text, 1);
-}
-
-static int free_port(void)
-{
-    struct sockaddr_in a;
-    socklen_t len = sizeof(a);
-    const int s = socket(AF_INET, SOCK_STREAM, 0);
-    memset(&a, 0, sizeof(a));
-    a.sin_family = AF_INET;
-    a.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    if (s < 0 || bind(s, (struct sockaddr *)&a, sizeof(a)) || getsockname(s, (struct sockaddr *)&a, &len))
-        abort();
-    close(s);
-    return ntohs(a.sin_port);
 }
 
 struct job *job_create(int nodes, int local, double limit)

@@ -4,6 +4,7 @@
 #include "mk/err.h"
 #include "mk/log.h"
 #include "mk/shm.h"
+#include "tests/net/free_port.h"
 #include <arpa/inet.h>
 #include <errno.h>
 #include <poll.h>
@@ -39,14 +40,7 @@ static void loopback(struct sockaddr_in *a, int port)
 
 int help_port(void)
 {
-    struct sockaddr_in a;
-    socklen_t len = sizeof(a);
-    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    loopback(&a, 0);
-    const int bad =
-        bind(fd, (struct sockaddr *)&a, sizeof(a)) || getsockname(fd, (struct sockaddr *)&a, &len);
-    close(fd);
-    return bad ? 0 : ntohs(a.sin_port);
+    return free_port();
 }
 
 bool help_has_ipv6(void)

@@ -8,8 +8,8 @@
 #include "mk/profile.h"
 #include "plugin/nccl/abi_tuner.h"
 #include "tests/plugin/caller.h"
+#include "tests/net/free_port.h"
 #include "tests/plugin/prof_events.h"
-#include <arpa/inet.h>
 #include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
@@ -213,17 +213,6 @@ static void *work(void *arg)
 }
 
 /* ---- processes ---- */
-
-static int free_port(void)
-{
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof(at);
-    const int fd = socket(AF_INET, SOCK_STREAM, 0);
-    const int ret =
-        bind(fd, (struct sockaddr *)&at, sizeof(at)) || getsockname(fd, (struct sockaddr *)&at, &len);
-    close(fd);
-    return ret ? 0 : ntohs(at.sin_port);
-}
 
 static const char *object;
 static int mask;

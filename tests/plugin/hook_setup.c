@@ -7,8 +7,8 @@
  * hook_setup HOOKS.so */
 #include "hook_adapt.h"
 #include "mk/err.h"
+#include "tests/net/free_port.h"
 #include "tests/plugin/prof_events.h"
-#include <arpa/inet.h>
 #include <dlfcn.h>
 #include <signal.h>
 #include <stdio.h>
@@ -255,17 +255,6 @@ static int rank(const char *path)
 }
 
 /* ---- all of them ---- */
-
-static int free_port(void)
-{
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof(at);
-    const int fd = socket(AF_INET, SOCK_STREAM, 0);
-    const int ret =
-        bind(fd, (struct sockaddr *)&at, sizeof(at)) || getsockname(fd, (struct sockaddr *)&at, &len);
-    close(fd);
-    return ret ? 0 : ntohs(at.sin_port);
-}
 
 static bool gone_early(int i)
 {

@@ -7,8 +7,8 @@
 #include "mk/err.h"
 #include "mk/meet.h"
 #include "mk/profile.h"
+#include "tests/net/free_port.h"
 #include "tests/plugin/prof_events.h"
-#include <arpa/inet.h>
 #include <dirent.h>
 #include <dlfcn.h>
 #include <pthread.h>
@@ -312,17 +312,6 @@ static void nobody_wants(int me, int n)
 }
 
 /* ---- processes ---- */
-
-static int free_port(void)
-{
-    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t len = sizeof(at);
-    const int fd = socket(AF_INET, SOCK_STREAM, 0);
-    const int ret =
-        bind(fd, (struct sockaddr *)&at, sizeof(at)) || getsockname(fd, (struct sockaddr *)&at, &len);
-    close(fd);
-    return ret ? 0 : ntohs(at.sin_port);
-}
 
 /* `killed`: the rank that ends by a signal; -1: none. */
 static void run(const char *name, void (*body)(int me, int n), int n, int killed)
