@@ -99,28 +99,16 @@ static int immediate_build(const struct mk_link *l, const struct mk_put *p, uint
     return 1;
 }
 
-bool mk_credit_is_wide(const struct mk_credit *c)
-{
-    return !c->known || c->value - c->sent > 15;
-}
-
-/* Two credits of one index must arrive in the order sent, since a use count that goes back looks like a jump of
- * up to 15 forward. On unordered networks that takes delivery: the next one leaves when this one has arrived. */
+/* The value into the peer's shadow word, then the immediate, which makes the peer look there. The four bits of the use
+ * count do not do: a credit may jump by 16 and more, and once the shadow word was needed, it may be newer than the
+ * immediate that the peer is at, so that a difference would be counted from a value that came later.
+ * An older value must not land on a newer one: on unordered networks the next one leaves when this one has arrived. */
 static void immediate_build_credit(const struct mk_link *l, const struct mk_credit *c, uint32_t note,
                                    struct mk_wr *wr)
 {
     const struct mk_caps *caps = &l->e->caps;
-    uint32_t index = l->notes.base + note;
-    wr_word(l, l->notes.flags_off, 0, MK_ID_CREDIT | note, wr);
-    if (mk_credit_is_wide(c)) {
-        wr->remote_off = l->notes.shadow_off + 8ull * note;
-        wr->inline_data = c->value;
-        index += l->notes.n;
-    } else {
-        wr->len = 0;
-        wr->flags = 0;
-    }
-    wr->imm = imm_of(index, c->value);
+    wr_word(l, l->notes.shadow_off + 8ull * note, c->value, MK_ID_CREDIT | note, wr);
+    wr->imm = imm_of(l->notes.base + l->notes.n + note, c->value);
     wr->flags |= MK_WR_IMM | MK_WR_SIGNALED;
     if (!caps->ordered && caps->delivery_complete)
         wr->flags |= MK_WR_DELIVERY;
@@ -158,12 +146,11 @@ static void immediate_remote(struct mk_engine *e, uint32_t imm)
         return;
     }
     uint32_t i = index - t->base;
-    if (i >= t->d.n) { /* wide credit: the shadow word was written before this immediate */
+    if (i >= t->d.n) { /* a credit: the shadow word was written before this immediate, perhaps again since */
         i -= t->d.n;
         const uint64_t v = mk_ld_acq_sys_u64(&t->d.shadow[i]);
         if (v <= mk_ld_rlx_sys_u64(&t->d.flags[i]))
             return;
-        t->low4[i] = (uint8_t)(v & 15);
         mk_st_rel_sys_u64(&t->d.flags[i], v);
     } else {
         const uint32_t uses = (imm - t->low4[i]) & 15;

@@ -7,7 +7,8 @@
  *              where writes become visible in the order posted.
  *   immediate  one write with 32 bits of immediate: notification index (28) and the low 4 bits of its use count.
  *              The receiver's progress adds step * (difference of use counts mod 16) to the flag. Order does not
- *              matter: the completion of a write with immediate means its own payload is there.
+ *              matter: the completion of a write with immediate means its own payload is there. A credit is 8 bytes
+ *              into a shadow word, and the immediate makes the receiver take the larger of the two.
  *   store      a plain release store by the sender: mk/dev/flag.h
  *
  * Who writes a flag word: flag: the NIC; immediate: the thread that drives progress, alone. Readers acquire. */
@@ -29,7 +30,5 @@ struct mk_adapter {
 extern const struct mk_adapter mk_adapter_flag;
 extern const struct mk_adapter mk_adapter_immediate;
 
-/* true: this value goes as a wide credit under `immediate`. */
-bool mk_credit_is_wide(const struct mk_credit *c);
 /* Rings the bells of tables whose flags changed. */
 void mk_notes_ring(struct mk_engine *e);

@@ -35,13 +35,12 @@ struct mk_op {
 };
 
 struct mk_credit {
-    uint64_t value;   /* of the waiting one */
+    uint64_t value;   /* the highest so far */
     uint64_t id;      /* of the waiting one */
-    uint64_t sent;    /* last value posted; meaningful once `known` */
     uint64_t sent_id; /* of the one in flight */
     uint32_t tick;
     uint32_t next; /* in the link's list of credits to post */
-    bool waiting, in_flight, known;
+    bool waiting, in_flight;
 };
 
 struct mk_link {
@@ -79,7 +78,7 @@ struct mk_notes {
 };
 
 struct mk_counters {
-    uint64_t puts, batches, fill[9], bytes, credits, credits_wide, credits_merged, strays, errors;
+    uint64_t puts, batches, fill[9], bytes, credits, credits_merged, strays, errors;
 };
 
 struct mk_engine {

@@ -179,10 +179,7 @@ static void settle(struct mk_link *l, const struct mk_wr *w)
         struct mk_credit *c = &l->credit[at];
         credit_pop(l);
         e->n.credits++;
-        e->n.credits_wide += mk_credit_is_wide(c);
-        c->sent = c->value;
         c->sent_id = c->id;
-        c->known = true;
         c->waiting = false;
         c->in_flight = true;
         c->tick = e->tick;
@@ -213,9 +210,7 @@ static void lose_credits(struct mk_link *l)
     while (l->credit_head != MK_NO_INDEX && ++count % 97 == 0) {
         const uint32_t note = l->credit_head;
         credit_pop(l);
-        l->credit[note].sent = l->credit[note].value;
         l->credit[note].sent_id = l->credit[note].id;
-        l->credit[note].known = true;
         l->credit[note].waiting = false;
         credit_done(l, note);
     }
@@ -291,11 +286,15 @@ static void take_credit(struct mk_link *l, const struct mk_put *p)
 {
     struct mk_credit *c = &l->credit[p->note];
     l->pending++;
+    if (p->value <= c->value) { /* two who consumed at once may tell the later value first: it stands for both */
+        l->e->n.credits_merged++;
+        mk_link_report(l, p->id, 0);
+        return;
+    }
     if (c->waiting) {
         const uint64_t old = c->id;
         c->id = p->id;
-        if (p->value > c->value)
-            c->value = p->value;
+        c->value = p->value;
         l->e->n.credits_merged++;
         mk_link_report(l, old, 0);
         return;

@@ -107,7 +107,7 @@ int mk_link_import(struct mk_link *l, const struct mk_net_key *key,
 /* The peer has taken this memory back: nothing is put there any more. Freed once no put is under way. */
 void mk_link_forget(struct mk_link *l, struct mk_rmem *rmem);
 
-/* The flag words that peers set here: `n` words at flags[], and n shadow words (used by wide credits). Both lie in
+/* The flag words that peers set here: `n` words at flags[], and n shadow words (credits travel through them). Both lie in
  * memory that is registered and exported to the peers. step[i]: by how much flags[i] grows per use (ring slots:
  * the ring's size; credits: 1). Flags start at the value before the first use: slot k of a ring of S at k + 1 - S
  * (mod 2^64), its first use count is 1; where step is 1 the use count is the value itself. The words are written
@@ -136,7 +136,7 @@ struct mk_peer_notes {
 int mk_link_set_notes(struct mk_link *l, const struct mk_peer_notes *notes);
 
 enum mk_put_flags {
-    MK_PUT_CREDIT = 1,  /* notification only; may be replaced by a later value of the same index */
+    MK_PUT_CREDIT = 1,  /* notification only; may be replaced by a higher value of the same index */
     MK_PUT_NO_NOTE = 2, /* payload only */
     MK_PUT_DELIVERY = 4 /* done means: the payload is visible at the peer (else: the source may be reused) */
 };

@@ -3,7 +3,7 @@
 /* G and K on the GPU (mk/pair_run.h), one process a rank (mkrun): random shapes with the programmatic launch and without, in
  * turn and by each rank's own choice, eager and by graph replay, with delays, G without K, G after G, and a third kernel
  * that reads what K leaves: the bits of the operator's exchange alone on the same products. Then times.
- * Usage: pair [SHAPES] [CALLS] [SEED]; pair times M N K [ROUNDS]. */
+ * Usage: pair [SHAPES] [CALLS] [SEED]; pair one LAYOUT DTYPE M N K BIAS CALLS; pair times M N K [ROUNDS]. */
 #include "cuda/gpu.h"
 #include "fused/comm.h" /* mk_comm_start */
 #include "mk/fused.h"
@@ -43,6 +43,7 @@ struct pair {
     gpu_ptr a, b, c, bias, words, product, third, read; /* read = third^T C */
     size_t bytes;
     uint64_t want, want_read;
+    uint16_t *wanted;    /* C */
     bool follow, after;  /* K follows the tiles; a kernel that may start early reads C */
     int spare, overlaps; /* K's that did */
     char text[160];
@@ -86,6 +87,7 @@ static void drop_pair(struct pair *x)
     gpu_free(x->read);
     gpu_free(x->third);
     gpu_free(x->words);
+    free(x->wanted);
 }
 
 static int gemm(void *arg, int i)
@@ -177,6 +179,8 @@ static void reference(struct pair *x)
         fail(x->text, mk_last_error());
     finish(x->text);
     x->want = hash_of(x->c, x->bytes);
+    x->wanted = malloc(x->bytes);
+    gpu_get(x->wanted, x->c, x->bytes);
     if (read_c(x))
         fail(x->text, mk_last_error());
     finish(x->text);
@@ -188,6 +192,29 @@ static void reference(struct pair *x)
             fail(x->text, "ranks have different bits");
 }
 
+/* Where C is not what it must be; elements of G's product (up to the order of its sums), or that nobody wrote, are told. */
+static void tell(const struct pair *x)
+{
+    const size_t n = x->bytes / 2;
+    uint16_t *c = malloc(x->bytes), *product = malloc(x->bytes);
+    size_t wrong = 0, products = 0, unwritten = 0, first = 0, last = 0;
+    gpu_get(c, x->c, x->bytes);
+    gpu_get(product, x->product, x->bytes);
+    for (size_t i = 0; i < n; i++)
+        if (c[i] != x->wanted[i]) {
+            const double v = gpu_value(c[i], x->p.dtype), w = gpu_value(product[i], x->p.dtype);
+            first = wrong++ ? first : i;
+            last = i;
+            unwritten += c[i] == 0xffff;
+            products += fabs(v - w) <= 0.02 * fabs(w);
+        }
+    printf("rank %d: %zu of %zu elements, from %zu (row %zu) to %zu (row %zu): %zu as in G's product, %zu "
+           "never written\n",
+           info.rank, wrong, n, first, first / (size_t)x->p.n, last, last / (size_t)x->p.n, products,
+           unwritten);
+    free(c);
+    free(product);
+}
 static void check(struct pair *x, const char *how)
 {
     char text[240];
@@ -198,32 +225,32 @@ static void check(struct pair *x, const char *how)
         return;
     snprintf(text, sizeof(text), "%s: other bits%s", how, c ? " in what a kernel behind K read" : "");
     fail(x->text, text);
+    if (!c)
+        tell(x);
 }
 
-static void one_shape(int calls)
+static void one_shape(mk_layout_t layout, mk_dtype_t dtype, int64_t m, int64_t n, int64_t k, bool bias,
+                      int calls)
 {
     struct pair x;
-    const mk_layout_t layout = (mk_layout_t)next(&rng, 3);
-    const mk_dtype_t dtype = next(&rng, 2) ? MK_BFLOAT16 : MK_FLOAT16;
-    const bool bias = next(&rng, 2);
-    const int64_t rows = 1 + next(&rng, next(&rng, 3) ? 3000 : 200);
-    const int64_t n = 8 * (1 + next(&rng, next(&rng, 3) ? 400 : 40)), k = 8 * (1 + next(&rng, 200));
-    make_pair(&x, layout, dtype, layout == MK_NT ? (rows + 7) / 8 * 8 : rows, n, k, bias);
+    make_pair(&x, layout, dtype, m, n, k, bias);
     if (!mk_pair_gemm_can(&x.p)) {
         fail(x.text, "G cannot");
         return;
     }
     reference(&x);
     for (int i = 0; i < calls && !failures; i++) {
+        char how[80];
         gpu_set(x.c, 0xff, x.bytes);
         gpu_sync();
         x.follow = next(&own, 3) != 0;
         x.after = next(&own, 2);
         for (volatile int spin = next(&own, 4) ? 0 : next(&own, 300000); spin > 0; spin = spin - 1)
             ;
-        if (next(&own, 4) == 0 && gemm(&x, 0)) /* one whose collective does not come */
+        const bool twice = next(&own, 4) == 0, eager = next(&own, 2);
+        if (twice && gemm(&x, 0)) /* one whose collective does not come */
             fail(x.text, mk_last_error());
-        if (next(&own, 2)) {
+        if (eager) {
             if (pair(&x, 0))
                 fail(x.text, mk_last_error());
         } else {
@@ -231,9 +258,20 @@ static void one_shape(int calls)
             gpu_replay_us(g);
             gpu_graph_free(g);
         }
-        check(&x, x.follow ? "following" : "after");
+        snprintf(how, sizeof(how), "call %d, K %s G%s%s%s", i, x.follow ? "beside" : "after",
+                 twice ? ", G twice" : "", eager ? "" : ", as a graph", x.after ? ", a kernel reads C" : "");
+        check(&x, how);
     }
     drop_pair(&x);
+}
+static void random_shape(int calls)
+{
+    const mk_layout_t layout = (mk_layout_t)next(&rng, 3);
+    const mk_dtype_t dtype = next(&rng, 2) ? MK_BFLOAT16 : MK_FLOAT16;
+    const bool bias = next(&rng, 2);
+    const int64_t rows = 1 + next(&rng, next(&rng, 3) ? 3000 : 200);
+    const int64_t n = 8 * (1 + next(&rng, next(&rng, 3) ? 400 : 40)), k = 8 * (1 + next(&rng, 200));
+    one_shape(layout, dtype, layout == MK_NT ? (rows + 7) / 8 * 8 : rows, n, k, bias, calls);
 }
 
 /* A graph of several pairs, replayed without a pause; its descriptors are its own. */
@@ -350,14 +388,15 @@ static void times(int64_t m, int64_t n, int64_t k, int rounds)
 int main(int argc, char **argv)
 {
     const char *why = "";
-    const bool timed = argc > 4 && !strcmp(argv[1], "times");
+    const bool timed = argc > 4 && !strcmp(argv[1], "times"), one = argc > 8 && !strcmp(argv[1], "one");
+    const bool all = !timed && !one;
     const int shapes = argc > 1 ? atoi(argv[1]) : 20, calls = argc > 2 ? atoi(argv[2]) : 200;
-    rng = !timed && argc > 3 ? strtoull(argv[3], NULL, 0) : 1;
+    rng = all && argc > 3 ? strtoull(argv[3], NULL, 0) : 1;
     if (!gpu_open(&why)) {
         printf("skip: gpu.pair: %s\n", why);
         return 77;
     }
-    mk_comm_start = timed ? 0 : 0xffffffffull - 60;
+    mk_comm_start = timed || getenv("HUNT0") ? 0 : 0xffffffffull - 60;
     if (mk_comm_init_env(&comm, NULL) || mk_comm_info(comm, &info)) {
         printf("FAIL: init: %s\n", mk_last_error());
         return 1;
@@ -371,11 +410,14 @@ int main(int argc, char **argv)
     const int rounds = timed && argc > 5 ? atoi(argv[5]) : 31;
     if (timed)
         times(atoll(argv[2]), atoll(argv[3]), atoll(argv[4]), rounds < 1 ? 1 : rounds > 101 ? 101 : rounds);
-    for (int i = 0; !timed && i < shapes && !failures; i++)
-        one_shape(12);
-    if (!timed && !failures)
+    if (one)
+        one_shape((mk_layout_t)atoi(argv[2]), (mk_dtype_t)atoi(argv[3]), atoll(argv[4]), atoll(argv[5]),
+                  atoll(argv[6]), atoi(argv[7]) != 0, atoi(argv[8]));
+    for (int i = 0; all && i < shapes && !failures; i++)
+        random_shape(12);
+    if (all && !failures)
         together();
-    if (!timed && !failures)
+    if (all && !failures)
         replays(calls);
     printf("rank %d of %d (%d nodes): %d failures\n", info.rank, info.nranks, info.nnodes, failures);
     mk_comm_destroy(comm);

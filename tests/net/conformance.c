@@ -7,7 +7,7 @@
  *
  * A sending thread fills source slots and hands commands to a proxy; a checking thread on the other side polls the
  * flags and compares the payload at the moment it sees one, then gives credit. Rings of several sizes run at once:
- * the ring of one slot stalls on any lost credit, the large one gives credit in lumps (wide credits). A source slot
+ * the ring of one slot stalls on any lost credit, the large one gives credit in lumps. A source slot
  * is reused as soon as its done word says so, long before the credit of its destination comes back. `store` has no
  * network: payload and flag are stores into shared memory. gpu: the source slots, the destination slots or both are
  * GPU memory, moved by a mknic process of the test's own; flags and credits stay in host memory.
@@ -233,15 +233,17 @@ static void *check_all(void *arg)
     if (t->gpu && !nic_cuda(0)) /* on this thread too */
         cf_fail(t, "no GPU for the checker");
     struct patience p = {0, 0};
+    unsigned seed = 1;
     while (t->checked < t->chunks && !stopped(t)) {
         const uint32_t seq = mk_bell_seq(&t->b.bell);
         bool any = false;
         for (uint32_t i = 0; i < CF_RINGS; i++) {
             struct cf_ring *r = &t->ring[i];
             any = check_one(t, i) || any;
-            /* in lumps, but never so late that the sender runs dry */
-            if (r->got - r->credited >= r->lump && give_credit(t, i, r->got + r->slots)) {
+            /* in lumps of any size, but never so late that the sender runs dry */
+            if (r->got - r->credited >= r->now && give_credit(t, i, r->got + r->slots)) {
                 r->credited = r->got;
+                r->now = 1 + (uint32_t)rand_r(&seed) % r->lump;
                 any = true;
             }
         }
@@ -262,7 +264,7 @@ static void lay_out(struct cf *t)
     for (uint32_t i = 0; i < CF_RINGS; i++) {
         struct cf_ring *r = &t->ring[i];
         r->slots = shapes[i].slots;
-        r->lump = shapes[i].lump;
+        r->lump = r->now = shapes[i].lump;
         r->quota = t->chunks / 8 * shapes[i].eighths;
         r->flag0 = flag;
         r->src_off = src;

@@ -17,6 +17,7 @@ enum { CF_GPU_SOURCE = 1, CF_GPU_DESTINATION = 2 };
 
 struct cf_ring {
     uint32_t slots, lump, flag0;
+    uint32_t now; /* so many are consumed before the next credit: 1 to lump */
     size_t src_off, dst_off;
     uint64_t quota;         /* chunks to send */
     uint64_t sent;          /* sender's */

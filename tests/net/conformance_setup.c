@@ -190,15 +190,11 @@ void cf_print_stats(const struct cf *t)
     struct mk_proxy_stats a, b;
     mk_proxy_get_stats(t->a.proxy, &a);
     mk_proxy_get_stats(t->b.proxy, &b);
-    mk_proxy_lock(t->b.proxy);
-    const uint64_t wide = t->b.e->n.credits_wide;
-    mk_proxy_unlock(t->b.proxy);
     printf(
         "conformance: sender %llu batches (8: %llu), %llu window waits, %llu sleeps; credits: %llu commands, "
-        "%llu merged, %llu wide\n",
+        "%llu merged\n",
         (unsigned long long)a.batches, (unsigned long long)a.fill[8], (unsigned long long)a.window_waits,
-        (unsigned long long)a.sleeps, (unsigned long long)b.commands, (unsigned long long)b.credits_merged,
-        (unsigned long long)wide);
+        (unsigned long long)a.sleeps, (unsigned long long)b.commands, (unsigned long long)b.credits_merged);
 }
 
 static void close_side(struct cf_side *s)
