@@ -366,6 +366,19 @@ int mk_comm_init_alone(mk_comm_t *comm)
     return ret ? ret : comm_create(&s, NULL, 1, 0, false, comm);
 }
 
+int mk_comm_init_name(mk_comm_t *comm, uint64_t name, int nranks, int rank, bool (*go_on)(void *ctx),
+                      void *ctx)
+{
+    struct mk_settings s;
+    struct mk_boot *boot = NULL;
+    int ret = check_ranks(comm, nranks, rank);
+    if (!ret)
+        ret = load_settings(&s, NULL);
+    if (!ret && nranks > 1)
+        ret = mk_boot_init_name_while(&s, name, nranks, rank, go_on, ctx, &boot);
+    return ret ? ret : comm_create(&s, boot, nranks, rank, true, comm);
+}
+
 int mk_comm_init_allgather(mk_comm_t *comm, int nranks, int rank,
                            int (*allgather)(void *ctx, const void *send, void *recv, size_t bytes), void *ctx,
                            const mk_config_t *config)

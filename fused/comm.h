@@ -104,6 +104,9 @@ extern uint64_t mk_comm_start;
 
 /* One rank, on the CPU also where a CUDA context is current. */
 int mk_comm_init_alone(mk_comm_t *comm);
+/* For ranks that share a name and the address of their job (mk_boot_init_name_while, and its errors), on the current context. */
+int mk_comm_init_name(mk_comm_t *comm, uint64_t name, int nranks, int rank, bool (*go_on)(void *ctx),
+                      void *ctx);
 
 /* Records the failure if it is the first, wakes the blocks; tell: the other ranks hear of it. Returns code. */
 int mk_comm_fail(struct mk_comm *comm, int code, bool tell, const char *fmt, ...)

@@ -33,7 +33,9 @@ enum mk_pair_reason mk_pair_shared(const struct mk_pair_agreed *a, uint64_t numb
         return MK_PAIR_OPERATOR;
     if (!size || !(a->config.dtypes >> call->dtype & 1))
         return MK_PAIR_DTYPE;
-    if (!call->count || call->count > a->config.max_bytes / size || call->count * size < a->config.min_bytes)
+    if (!call->count || call->count > a->config.max_bytes / size ||
+        call->count * size < a->config.min_bytes ||
+        (a->config.granule && call->count & (a->config.granule - 1)))
         return MK_PAIR_COUNT;
     if (a->config.graph_only && !call->captured && !MUTANT(203))
         return MK_PAIR_GRAPH_ONLY;

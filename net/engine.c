@@ -128,14 +128,13 @@ void mk_engine_close(struct mk_engine *e)
         mk_notes_close(e->notes);
     while (e->nmr)
         mk_mr_dereg(e->mr[e->nmr - 1]);
-    MK_INFO(
-        "NET",
-        "%s closed: %llu puts, %llu bytes, %llu batches, %llu credits (%llu merged), %llu strays, "
-        "%llu errors",
-        e->caps.transport, (unsigned long long)e->n.puts, (unsigned long long)e->n.bytes,
-        (unsigned long long)e->n.batches, (unsigned long long)e->n.credits,
-        (unsigned long long)e->n.credits_merged,
-        (unsigned long long)e->n.strays, (unsigned long long)e->n.errors);
+    MK_INFO("NET",
+            "%s closed: %llu puts, %llu bytes, %llu batches, %llu credits (%llu merged), %llu strays, "
+            "%llu errors",
+            e->caps.transport, (unsigned long long)e->n.puts, (unsigned long long)e->n.bytes,
+            (unsigned long long)e->n.batches, (unsigned long long)e->n.credits,
+            (unsigned long long)e->n.credits_merged, (unsigned long long)e->n.strays,
+            (unsigned long long)e->n.errors);
     e->ops->close(e->dev);
     free(e->mr);
     free(e);

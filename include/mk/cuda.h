@@ -81,6 +81,10 @@ enum {
     MK_CU_POINTER_IPC_CAPABLE = 10,
     MK_CU_STREAM_NON_BLOCKING = 1,
     MK_CU_EVENT_NO_TIMING = 2,
+    MK_CU_EVENT_EXTERNAL = 1,   /* of recording and waiting in a capture */
+    MK_CU_DEPENDENCIES_SET = 1, /* CUstreamUpdateCaptureDependencies_flags */
+    MK_CU_NO_DESTRUCTOR_SYNC = 1,
+    MK_CU_GRAPH_MOVE = 1, /* CUuserObjectRetain_flags */
     MK_CU_HOST_PORTABLE = 1,
     MK_CU_HOST_MAPPED = 2,
     MK_CU_IPC_LAZY = 1,
@@ -167,6 +171,15 @@ enum {
     X(event_destroy, "cuEventDestroy_v2", (void *event))                                                     \
     X(stream_wait_event, "cuStreamWaitEvent", (void *stream, void *event, unsigned flags))                   \
     X(stream_capturing, "cuStreamIsCapturing", (void *stream, int *status))                                  \
+    X(event_record_flags, "cuEventRecordWithFlags", (void *event, void *stream, unsigned flags))             \
+    X(capture_info, "cuStreamGetCaptureInfo_v2",                                                             \
+      (void *stream, int *status, uint64_t *id, void **graph, void *const **deps, size_t *n))                \
+    X(capture_depend, "cuStreamUpdateCaptureDependencies",                                                   \
+      (void *stream, void **deps, size_t n, unsigned flags))                                                 \
+    X(user_object, "cuUserObjectCreate",                                                                     \
+      (void **object, void *p, void (*destroy)(void *), unsigned count, unsigned flags))                     \
+    X(user_object_release, "cuUserObjectRelease", (void *object, unsigned count))                            \
+    X(graph_retain, "cuGraphRetainUserObject", (void *graph, void *object, unsigned count, unsigned flags))  \
     X(ctx_enable_peer, "cuCtxEnablePeerAccess", (void *peer, unsigned flags))                                \
     X(copy, "cuMemcpyAsync", (mk_cu_ptr to, mk_cu_ptr from, size_t bytes, void *stream))                     \
     X(copy_2d, "cuMemcpy2DAsync_v2", (const struct mk_cu_copy_2d *what, void *stream))                       \

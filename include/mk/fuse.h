@@ -38,8 +38,9 @@ struct mk_fuse_ops {
     struct mk_pair_config config; /* what K can do; ranks and mode are filled in by set-up */
     /* Everything that K needs on this rank for a call within these limits, before the communicator may be agreed on. Called
      * without the lock by the thread of a collective, again and again until 0; waits for no peer. AGAIN: not yet; another
-     * error: never, and set-up ends 'off' on all ranks. NULL: nothing is needed. */
-    int (*prepare)(void *comm);
+     * error: never, and set-up ends 'off' on all ranks (UNSUPPORTED: no kernels for this machine). id: NCCL's commId, the same on all
+     * ranks. NULL: nothing is needed. */
+    int (*prepare)(void *comm, uint64_t id, int rank, int nranks);
     bool (*can)(const struct mk_pair_gemm *gemm); /* is there a G for these sizes? */
     int (*launch_g)(const struct mk_fuse_g *g);
     int (*launch_k)(const struct mk_fuse_k *k);
@@ -57,5 +58,5 @@ struct mk_fuse_ops {
     void (*end)(void *comm);
 };
 
-/* The kernels of this build on this machine. NULL: there are none, and *why (if not NULL) is a clause that says why. */
+/* The kernels of this build (on which machine is asked by prepare). NULL: there are none, and *why (if not NULL) is a clause that says why. */
 const struct mk_fuse_ops *mk_fuse_ops(const char **why);

@@ -187,6 +187,7 @@ struct mk_pair_config {            /* agreed, the same on all ranks */
     uint64_t min_bytes, max_bytes; /* of the buffer */
     uint32_t functions, dtypes;    /* masks */
     uint32_t nranks;
+    uint32_t granule; /* the count is a multiple of it, a power of two; 0: of 1 */
     uint8_t graph_only;
 };
 /* State word: bit 0 fused; bits 8 to 63: sizes [2^c, 2^(c+1)) bytes that NCCL does faster. */

@@ -24,6 +24,20 @@ static bool is_default(const void *stream)
     return (uintptr_t)stream <= 2;
 }
 
+/* A capturing stream that is asked for its id or its flags makes the capture invalid (seen with driver 580). Its handle serves
+ * instead: what is remembered of captures is told apart by theirs; and nothing runs now that blocking could matter for. */
+static bool ask_capturing(void *stream, struct cached *out)
+{
+    unsigned long long ctx_id = 0;
+    void *ctx = NULL;
+    MK_ASK(cuStreamGetCtx, get_ctx);
+    MK_ASK(cuCtxGetId, get_ctx_id);
+    if (!get_ctx || !get_ctx_id || get_ctx(stream, &ctx) || get_ctx_id(ctx, &ctx_id))
+        return false;
+    *out = (struct cached){.stream = UINT64_C(1) << 63 | (uintptr_t)stream, .ctx = ctx_id};
+    return true;
+}
+
 static bool ask_stream(void *stream, struct cached *out)
 {
     unsigned long long id = 0, ctx_id = 0;
@@ -88,8 +102,8 @@ bool mk_adapt_at(void *stream, struct mk_pair_at *at)
     uint64_t capture = 0;
     memset(at, 0, sizeof(*at));
     MK_ASK(cuStreamGetCaptureInfo_v2, get_capture);
-    if (!get_capture || !ask_stream(stream, &s) ||
-        get_capture(stream, &status, &capture, &graph, &deps, &ndeps))
+    if (!get_capture || get_capture(stream, &status, &capture, &graph, &deps, &ndeps) ||
+        !(status == 1 ? ask_capturing(stream, &s) : ask_stream(stream, &s)))
         return false;
     at->ctx = s.ctx;
     at->stream = s.stream;

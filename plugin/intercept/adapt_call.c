@@ -252,10 +252,13 @@ static void agree_after(void *comm)
     if (!mk_adapt_comm((uintptr_t)comm, &facts) || facts.agreed || facts.off || facts.error)
         return;
     if (facts.id) {
-        const int ret = facts.ready && mk_adapt.ops->prepare ? mk_adapt.ops->prepare(comm) : 0;
+        const int ret = facts.ready && mk_adapt.ops->prepare
+                            ? mk_adapt.ops->prepare(comm, facts.id, (int)facts.rank, (int)facts.nranks)
+                            : 0;
         facts.ready &= !ret;
         if (ret && ret != MK_ERR_AGAIN)
-            mk_setup_off(facts.id, facts.rank, MK_PAIR_MEMORY);
+            mk_setup_off(facts.id, facts.rank,
+                         ret == MK_ERR_UNSUPPORTED ? MK_PAIR_NO_KERNELS : MK_PAIR_MEMORY);
         mk_setup_after((uintptr_t)comm, &facts);
     } else if (facts.number >= UNTIED_CALLS) {
         mk_adapt_lock();

@@ -15,9 +15,9 @@ enum {
     MK_SETUP_OFF = 5,
     MK_SETUP_ERROR = 6
 };
-enum { MK_SETUP_VERSION = 1 };
+enum { MK_SETUP_VERSION = 2 };
 /* bytes: of AGREES; of HELLO and LIMITS_SET */
-enum { MK_SETUP_AGREE = 25, MK_SETUP_LIMITS = 31 };
+enum { MK_SETUP_AGREE = 25, MK_SETUP_LIMITS = 35 };
 
 static inline void mk_setup_put(uint8_t *out, uint64_t v)
 {
@@ -55,12 +55,10 @@ static inline void mk_setup_put_limits(const struct mk_pair_config *c, uint8_t o
     mk_setup_put(out + 3, c->min_bytes);
     mk_setup_put(out + 11, c->max_bytes);
     mk_setup_put(out + 19, (uint64_t)c->functions << 32 | c->dtypes);
-    const uint32_t n = htole32(c->nranks);
-    memcpy(out + 27, &n, sizeof(n));
+    mk_setup_put(out + 27, (uint64_t)c->granule << 32 | c->nranks);
 }
 static inline bool mk_setup_get_limits(const uint8_t *in, size_t bytes, struct mk_pair_config *c)
 {
-    uint32_t n;
     if (bytes != MK_SETUP_LIMITS || in[1] != MK_SETUP_VERSION || in[2] > 1)
         return false;
     memset(c, 0, sizeof(*c));
@@ -69,15 +67,16 @@ static inline bool mk_setup_get_limits(const uint8_t *in, size_t bytes, struct m
     c->max_bytes = mk_setup_get(in + 11);
     c->functions = (uint32_t)(mk_setup_get(in + 19) >> 32);
     c->dtypes = (uint32_t)mk_setup_get(in + 19);
-    memcpy(&n, in + 27, sizeof(n));
-    c->nranks = le32toh(n);
-    return true;
+    c->granule = (uint32_t)(mk_setup_get(in + 27) >> 32);
+    c->nranks = (uint32_t)mk_setup_get(in + 27);
+    return !(c->granule & (c->granule - 1));
 }
 /* What both can do. */
 static inline void mk_setup_meet_limits(struct mk_pair_config *c, const struct mk_pair_config *other)
 {
     c->min_bytes = c->min_bytes > other->min_bytes ? c->min_bytes : other->min_bytes;
     c->max_bytes = c->max_bytes < other->max_bytes ? c->max_bytes : other->max_bytes;
+    c->granule = c->granule > other->granule ? c->granule : other->granule;
     c->functions &= other->functions;
     c->dtypes &= other->dtypes;
     c->graph_only |= other->graph_only;

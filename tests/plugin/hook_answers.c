@@ -82,15 +82,24 @@ int cuStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *id, void **gr
                               size_t *ndeps);
 int cuGraphNodeGetDependencies(void *node, void **deps, size_t *ndeps);
 
-static const struct stand_stream *stream_of(const void *stream)
+static struct stand_stream *stream_of(void *stream)
 {
     return (uintptr_t)stream <= 2 ? &stand_default : stream;
+}
+
+/* As the driver does: a capturing stream that is asked certain things is invalid from then on. */
+static int ends_capture(struct stand_stream *s)
+{
+    if (!s->capturing)
+        return stand_driver_error;
+    s->capturing = 2;
+    return 900; /* CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED */
 }
 
 int cuStreamGetId(void *stream, unsigned long long *id)
 {
     *id = stream_of(stream)->id;
-    return stand_driver_error;
+    return ends_capture(stream_of(stream));
 }
 
 int cuStreamGetCtx(void *stream, void **ctx)
@@ -102,7 +111,7 @@ int cuStreamGetCtx(void *stream, void **ctx)
 int cuStreamGetFlags(void *stream, unsigned *flags)
 {
     *flags = stream_of(stream)->flags;
-    return stand_driver_error;
+    return ends_capture(stream_of(stream));
 }
 
 int cuCtxGetId(void *ctx, unsigned long long *id)

@@ -66,13 +66,15 @@ for line in 'ncclAllReduce: 3 calls' 'cublasLtMatmul: 2 calls' ' patched in '; d
 done
 # What became of them, and why: once a call site, and counted; mkinfo reads it.
 env MK_FUSE=on MK_LOG=info LD_PRELOAD="$object" "$folder/hook_calls" loop 2>"$out/log"
-[ "$(grep -c 'HOOK fuse comm=0x[0-9a-f]* op=AllReduce n=1 other site=program+0x[0-9a-f]*: NCCL reason=no-kernels$' "$out/log")" -eq 1 ] ||
+why=unknown-communicator # the stand-in NCCL does not say which
+grep -q 'every call is passed on, this build has no kernels' "$out/log" && why=no-kernels
+[ "$(grep -c 'HOOK fuse comm=0x[0-9a-f]* op=AllReduce n=1 other site=program+0x[0-9a-f]*: NCCL reason='"$why"'$' "$out/log")" -eq 1 ] ||
     { echo "not one line of the call site:"; cat "$out/log"; failed=1; }
-for line in 'fuse total NCCL: 4' 'fuse total reason=no-kernels: 4'; do
+for line in 'fuse total NCCL: 4' "fuse total reason=$why: 4"; do
     grep -q "HOOK $line\$" "$out/log" || { echo "no line '$line':"; cat "$out/log"; failed=1; }
 done
 "$mkinfo" --explain "$out/log" >"$out/table" || { cat "$out/log" "$out/table"; failed=1; }
-grep -q '^AllReduce  *1  *other  *program+0x[0-9a-f]*  *NCCL  *no-kernels ' "$out/table" || { cat "$out/table"; failed=1; }
+grep -q '^AllReduce  *1  *other  *program+0x[0-9a-f]*  *NCCL  *'"$why " "$out/table" || { cat "$out/table"; failed=1; }
 env LD_PRELOAD="$object" "$folder/hook_calls" slots || { echo "slots were changed though MK_FUSE is unset"; failed=1; }
 env MK_FUSE=off LD_PRELOAD="$object" "$folder/hook_calls" slots || { echo "slots were changed by MK_FUSE=off"; failed=1; }
 env MK_FUSE=on LD_PRELOAD="$object" "$folder/hook_calls" slots && { echo "MK_FUSE=on changed no slot"; failed=1; }

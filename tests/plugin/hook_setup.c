@@ -103,10 +103,11 @@ static void in_nccl(int id, const void *call)
         prof_enqueue(&prof, &coll);
 }
 
-static int prepare(void *comm)
+static int prepare(void *comm, uint64_t id, int rank, int nranks)
 {
     static int asked;
     (void)comm;
+    CHECK(id && rank == me && nranks == RANKS);
     return is(NEVER_READY) ? MK_ERR_NOMEM : is(GOES) || (is(LATE_READY) && asked++ < 100) ? MK_ERR_AGAIN : 0;
 }
 
