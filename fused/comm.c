@@ -179,18 +179,28 @@ int mk_comm_agree(struct mk_comm *comm, int status)
 /* Facts of set-up that must be equal on all ranks. */
 struct facts {
     struct mk_place place;
-    uint64_t chunk, workspace, start;
+    uint64_t chunk, far_chunk, workspace, far_workspace, start;
     int32_t wire_fp32, gpu, choose;
     char net[16];
 };
 
-static int exchange_facts(struct mk_comm *comm, bool may_gpu)
+/* How a communicator is made. */
+enum { MAY_GPU = 1, FOR_PAIRS = 2 };
+
+/* K's chunks between nodes, where MK_CHUNK and MK_WORKSPACE are not set: no block of COMPUTE waits for them, and the network
+ * takes larger ones at a higher rate. */
+#define FAR_CHUNK ((uint64_t)2 << 20)
+#define FAR_WORKSPACE ((uint64_t)64 << 20)
+
+static int exchange_facts(struct mk_comm *comm, unsigned how)
 {
-    const struct mk_settings *s = &comm->settings;
+    struct mk_settings *s = &comm->settings;
+    const bool far = how & FOR_PAIRS && !mk_env("MK_CHUNK") && !mk_env("MK_WORKSPACE");
+    const uint64_t far_chunk = far ? FAR_CHUNK : s->chunk, far_workspace = far ? FAR_WORKSPACE : s->workspace;
     struct facts mine, *all = calloc((size_t)comm->nranks, sizeof(*all));
     struct mk_place *places = calloc((size_t)comm->nranks, sizeof(*places));
     int ret = !all || !places ? mk_fail(MK_ERR_NOMEM, "FUSED", "no memory for %d ranks", comm->nranks) : 0;
-    const int gpu = ret || !may_gpu ? ret : mk_gpu_wanted();
+    const int gpu = ret || !(how & MAY_GPU) ? ret : mk_gpu_wanted();
     if (gpu < 0)
         ret = gpu;
     if (ret)
@@ -203,7 +213,9 @@ static int exchange_facts(struct mk_comm *comm, bool may_gpu)
     mine.place.node = placed ? (int32_t)s->node : -1;
     mine.place.local = placed ? (int32_t)s->local_rank : -1;
     mine.chunk = s->chunk;
+    mine.far_chunk = far_chunk;
     mine.workspace = s->workspace;
+    mine.far_workspace = far_workspace;
     mine.start = mk_comm_start;
     mine.wire_fp32 = !strcmp(s->wire, "fp32");
     mine.choose = !gpu && !strcmp(s->tuner, "on") && !s->deterministic && comm->nranks > 1 &&
@@ -216,7 +228,8 @@ static int exchange_facts(struct mk_comm *comm, bool may_gpu)
     for (int r = 0; r < comm->nranks && !ret; r++) {
         places[r] = all[r].place;
         comm->may_choose = all[r].choose && (!r || comm->may_choose);
-        if (all[r].chunk != all[0].chunk || all[r].workspace != all[0].workspace ||
+        if (all[r].chunk != all[0].chunk || all[r].far_chunk != all[0].far_chunk ||
+            all[r].workspace != all[0].workspace || all[r].far_workspace != all[0].far_workspace ||
             all[r].wire_fp32 != all[0].wire_fp32 || all[r].start != all[0].start ||
             strcmp(all[r].net, all[0].net))
             ret = mk_fail(MK_ERR_MISMATCH, "FUSED",
@@ -230,6 +243,10 @@ static int exchange_facts(struct mk_comm *comm, bool may_gpu)
     }
     if (!ret)
         ret = mk_topology_build(places, comm->nranks, comm->rank, &comm->topo, comm->rank_at);
+    if (!ret && comm->topo.nnodes > 1) {
+        s->chunk = far_chunk;
+        s->workspace = far_workspace;
+    }
 out:
     free(places);
     free(all);
@@ -298,7 +315,7 @@ static int setup_local(struct mk_comm *comm)
 }
 
 /* boot: NULL with one rank; owned by the communicator from here on, also on failure. */
-static int comm_create(const struct mk_settings *s, struct mk_boot *boot, int nranks, int rank, bool may_gpu,
+static int comm_create(const struct mk_settings *s, struct mk_boot *boot, int nranks, int rank, unsigned how,
                        struct mk_comm **out)
 {
     struct mk_comm *comm = calloc(1, sizeof(*comm));
@@ -315,7 +332,7 @@ static int comm_create(const struct mk_settings *s, struct mk_boot *boot, int nr
     comm->nranks = nranks;
     comm->settings = *s;
     comm->rank_at = calloc((size_t)nranks, sizeof(*comm->rank_at));
-    int ret = comm->rank_at ? exchange_facts(comm, may_gpu)
+    int ret = comm->rank_at ? exchange_facts(comm, how)
                             : mk_fail(MK_ERR_NOMEM, "FUSED", "no memory for %d ranks", nranks);
     if (!ret)
         ret = mk_comm_agree(comm, setup_local(comm));
@@ -356,14 +373,14 @@ int mk_comm_init_rank(mk_comm_t *comm, int nranks, mk_unique_id_t id, int rank, 
         ret = load_settings(&s, config);
     if (!ret && nranks > 1)
         ret = mk_boot_init_id(&s, &id, nranks, rank, &boot);
-    return ret ? ret : comm_create(&s, boot, nranks, rank, true, comm);
+    return ret ? ret : comm_create(&s, boot, nranks, rank, MAY_GPU, comm);
 }
 
 int mk_comm_init_alone(mk_comm_t *comm)
 {
     struct mk_settings s;
     const int ret = load_settings(&s, NULL);
-    return ret ? ret : comm_create(&s, NULL, 1, 0, false, comm);
+    return ret ? ret : comm_create(&s, NULL, 1, 0, 0, comm);
 }
 
 int mk_comm_init_name(mk_comm_t *comm, uint64_t name, int nranks, int rank, bool (*go_on)(void *ctx),
@@ -376,7 +393,7 @@ int mk_comm_init_name(mk_comm_t *comm, uint64_t name, int nranks, int rank, bool
         ret = load_settings(&s, NULL);
     if (!ret && nranks > 1)
         ret = mk_boot_init_name_while(&s, name, nranks, rank, go_on, ctx, &boot);
-    return ret ? ret : comm_create(&s, boot, nranks, rank, true, comm);
+    return ret ? ret : comm_create(&s, boot, nranks, rank, MAY_GPU | FOR_PAIRS, comm);
 }
 
 int mk_comm_init_allgather(mk_comm_t *comm, int nranks, int rank,
@@ -392,7 +409,7 @@ int mk_comm_init_allgather(mk_comm_t *comm, int nranks, int rank,
         ret = load_settings(&s, config);
     if (!ret && nranks > 1)
         ret = mk_boot_init_allgather(&s, nranks, rank, allgather, ctx, &boot);
-    return ret ? ret : comm_create(&s, boot, nranks, rank, true, comm);
+    return ret ? ret : comm_create(&s, boot, nranks, rank, MAY_GPU, comm);
 }
 
 int mk_comm_init_env(mk_comm_t *comm, const mk_config_t *config)
@@ -418,7 +435,7 @@ int mk_comm_init_env(mk_comm_t *comm, const mk_config_t *config)
     if (ret)
         return ret;
     mk_log_set_rank((int)s.rank);
-    return comm_create(&s, boot, (int)s.nranks, (int)s.rank, true, comm);
+    return comm_create(&s, boot, (int)s.nranks, (int)s.rank, MAY_GPU, comm);
 }
 
 /* ---- facts, abort, destroy ---- */

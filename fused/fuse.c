@@ -13,6 +13,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 /* Fewer rows than this are cuBLAS's: G's tiles have 128, and a few of them fill no GPU. */
 #define MIN_M 512
@@ -26,9 +27,10 @@ struct fuse_comm {
     void *nccl, *ctx;
     uint64_t id;
     int rank, nranks;
-    enum state state; /* with error, over, mk: under `lock` */
+    enum state state; /* with the next three, and mk: under `lock` */
     int error;
     bool over; /* NCCL's communicator has gone while this one was made */
+    int users; /* calls that have it */
     mk_comm_t mk;
     void *order;                    /* event: after its last operation; graphs record it too */
     void *inside;                   /* event: the same within a capture */
@@ -36,43 +38,77 @@ struct fuse_comm {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* after the recogniser's; waits for nobody */
+static pthread_cond_t idle = PTHREAD_COND_INITIALIZER;
 static struct fuse_comm *list;
 static int spare; /* blocks of K: the same for all communicators of a process; 0: none is ready */
+static int kept;  /* multiprocessors that MK_BLOCKS leaves to others */
 
-static struct fuse_comm *find(const void *nccl)
+/* A call's hold of the communicator; NULL: there is none, or (ready) it cannot be used yet. */
+static struct fuse_comm *take(const void *nccl, bool ready)
 {
     pthread_mutex_lock(&lock);
     struct fuse_comm *c = list;
     while (c && c->nccl != nccl)
         c = c->next;
+    if (c && ready && c->state != READY)
+        c = NULL;
+    if (c)
+        c->users++;
     pthread_mutex_unlock(&lock);
     return c;
 }
-static struct fuse_comm *find_ready(const void *nccl)
+static void give(struct fuse_comm *c)
 {
-    struct fuse_comm *c = find(nccl);
-    return c && __atomic_load_n(&c->state, __ATOMIC_ACQUIRE) == READY ? c : NULL;
+    pthread_mutex_lock(&lock);
+    if (!--c->users)
+        pthread_cond_broadcast(&idle);
+    pthread_mutex_unlock(&lock);
+}
+
+/* On the communicator's context, whatever is current: NCCL asks for no device of its caller. Returns what was before. */
+static void *enter(const struct fuse_comm *c)
+{
+    const struct mk_cuda *cu = mk_cuda_open(NULL);
+    void *before = NULL;
+    cu->ctx_current(&before);
+    if (before != c->ctx)
+        cu->ctx_set(c->ctx);
+    return before;
+}
+static void leave(const struct fuse_comm *c, void *before)
+{
+    if (before != c->ctx)
+        mk_cuda_open(NULL)->ctx_set(before);
 }
 
 /* ---- making ---- */
 
+/* Until its last operation is over, one of a graph too; MK_TIMEOUT at most. */
+static void settle(const struct fuse_comm *c)
+{
+    const struct mk_cuda *cu = mk_cuda_open(NULL);
+    const struct timespec nap = {.tv_nsec = 100000};
+    const uint64_t since = mk_time_ns();
+    while (c->mk && cu->event_query(c->order) == MK_CU_NOT_READY &&
+           (double)(mk_time_ns() - since) < 1e9 * c->mk->settings.timeout)
+        nanosleep(&nap, NULL);
+}
+
 static void drop(struct fuse_comm *c)
 {
     const struct mk_cuda *cu = mk_cuda_open(NULL);
-    void *before = NULL;
     int relaxed = MK_CU_CAPTURE_RELAXED;
     cu->capture_mode(&relaxed); /* another thread may be capturing */
+    void *const before = enter(c);
+    settle(c);
     mk_comm_destroy(c->mk);
-    cu->ctx_current(&before);
-    if (!cu->ctx_set(c->ctx)) {
-        void *const events[] = {c->order, c->inside, c->forked, c->joined};
-        for (size_t i = 0; i < sizeof(events) / sizeof(events[0]); i++)
-            if (events[i])
-                cu->event_destroy(events[i]);
-        if (c->beside)
-            cu->stream_destroy(c->beside);
-    }
-    cu->ctx_set(before);
+    void *const events[] = {c->order, c->inside, c->forked, c->joined};
+    for (size_t i = 0; i < sizeof(events) / sizeof(events[0]); i++)
+        if (events[i])
+            cu->event_destroy(events[i]);
+    if (c->beside)
+        cu->stream_destroy(c->beside);
+    leave(c, before);
     cu->capture_mode(&relaxed);
     free(c);
 }
@@ -104,6 +140,8 @@ static void *make(void *arg)
         ret = mk_comm_init_name(&mk, name_of(c->id), c->nranks, c->rank, goes_on, c);
     if (!ret && (!mk_pair_blocks(mk) || !mk_gpu_hopper(mk)))
         ret = mk_fail(MK_ERR_UNSUPPORTED, "HOOK", "the kernels for cuBLAS's and NCCL's calls need Hopper");
+    if (!ret)
+        ret = mk_pair_load(mk);
     if (ret) {
         mk_comm_destroy(mk);
         mk = NULL;
@@ -112,17 +150,27 @@ static void *make(void *arg)
     const bool over = c->over;
     c->mk = mk;
     c->error = ret;
-    if (!ret)
+    if (!ret) {
         spare = mk_pair_blocks(mk);
-    __atomic_store_n(&c->state, ret ? FAILED : READY, __ATOMIC_RELEASE);
+        kept = mk->gpu->sms - mk_gpu_blocks(mk);
+    }
+    c->state = ret ? FAILED : READY;
     pthread_mutex_unlock(&lock);
     if (over)
         drop(c);
     return NULL;
 }
 
-/* On the current context. */
-static int begin(void *nccl, uint64_t id, int rank, int nranks)
+static void unlist(const struct fuse_comm *c) /* under `lock` */
+{
+    struct fuse_comm **at = &list;
+    while (*at && *at != c)
+        at = &(*at)->next;
+    if (*at)
+        *at = c->next;
+}
+
+static int begin(void *nccl, void *ctx, uint64_t id, int rank, int nranks)
 {
     const struct mk_cuda *cu = mk_cuda_open(NULL);
     struct fuse_comm *c = calloc(1, sizeof(*c));
@@ -131,54 +179,69 @@ static int begin(void *nccl, uint64_t id, int rank, int nranks)
     if (!c)
         return mk_fail(MK_ERR_NOMEM, "HOOK", "no memory for a communicator");
     c->nccl = nccl;
+    c->ctx = ctx;
     c->id = id;
     c->rank = rank;
     c->nranks = nranks;
-    int err = cu->ctx_current(&c->ctx);
     void **const events[] = {&c->order, &c->inside, &c->forked, &c->joined};
+    int err = 0;
     cu->capture_mode(&relaxed);
     for (size_t i = 0; i < sizeof(events) / sizeof(events[0]) && !err; i++)
         err = cu->event_create(events[i], MK_CU_EVENT_NO_TIMING);
     if (!err)
         err = cu->stream_create(&c->beside, MK_CU_STREAM_NON_BLOCKING);
     cu->capture_mode(&relaxed);
-    if (err || pthread_create(&thread, NULL, make, c)) {
-        drop(c);
-        return err ? mk_cuda_fail(err, "events of a communicator")
-                   : mk_fail(MK_ERR_SYSTEM, "HOOK", "no thread to make a communicator");
-    }
-    pthread_detach(thread);
     pthread_mutex_lock(&lock);
     c->next = list;
     list = c;
+    const bool started = !err && !pthread_create(&thread, NULL, make, c);
+    if (!started)
+        unlist(c);
     pthread_mutex_unlock(&lock);
-    return MK_ERR_AGAIN;
-}
-
-static int prepare(void *nccl, uint64_t id, int rank, int nranks)
-{
-    struct fuse_comm *c = find(nccl);
-    if (!c)
-        return mk_gpu_wanted() ? begin(nccl, id, rank, nranks) : MK_ERR_UNSUPPORTED;
-    switch (__atomic_load_n(&c->state, __ATOMIC_ACQUIRE)) {
-    case READY:
-        return 0;
-    case FAILED:
-        return c->error;
-    default:
+    if (started) {
+        pthread_detach(thread);
         return MK_ERR_AGAIN;
     }
+    drop(c);
+    return err ? mk_cuda_fail(err, "events of a communicator")
+               : mk_fail(MK_ERR_SYSTEM, "HOOK", "no thread to make a communicator");
+}
+
+static int prepare(void *nccl, void *stream, uint64_t id, int rank, int nranks)
+{
+    const struct mk_cuda *cu = mk_cuda_open(NULL);
+    struct fuse_comm *c = take(nccl, false);
+    void *ctx = NULL, *before = NULL;
+    if (c) {
+        pthread_mutex_lock(&lock);
+        const int ret = c->state == READY ? 0 : c->state == FAILED ? c->error : MK_ERR_AGAIN;
+        pthread_mutex_unlock(&lock);
+        give(c);
+        return ret;
+    }
+    /* a default stream's handle (up to 2) says nothing of its context */
+    if (!cu || cu->ctx_current(&before) ||
+        ((uintptr_t)stream > 2 ? cu->stream_ctx(stream, &ctx) : (ctx = before, 0)) || !ctx)
+        return MK_ERR_UNSUPPORTED;
+    if (ctx != before)
+        cu->ctx_set(ctx);
+    const int ret = mk_gpu_wanted() ? begin(nccl, ctx, id, rank, nranks) : MK_ERR_UNSUPPORTED;
+    if (ctx != before)
+        cu->ctx_set(before);
+    return ret;
 }
 
 static void end(void *nccl)
 {
     pthread_mutex_lock(&lock);
-    struct fuse_comm **at = &list, *c;
-    while (*at && (*at)->nccl != nccl)
-        at = &(*at)->next;
-    if ((c = *at)) {
-        *at = c->next;
+    struct fuse_comm *c = list;
+    while (c && c->nccl != nccl)
+        c = c->next;
+    if (c) {
+        unlist(c);
         c->over = true;
+        while (c->users)
+            pthread_cond_wait(&idle, &lock);
     }
     const bool made = c && c->state != MAKING;
     pthread_mutex_unlock(&lock);
@@ -227,7 +290,7 @@ static int launch_g(const struct mk_fuse_g *g)
                                                               : mk_fuse_words(cu, g->descriptor);
     if (!words)
         return mk_fail_quiet(MK_ERR_NOMEM, "no memory for what G tells");
-    const int ret = mk_pair_gemm(&p, g->room ? spare : 0, words, g->stream, &last.tiles);
+    const int ret = mk_pair_gemm(&p, (g->room ? spare : 0) + kept, words, g->stream, &last.tiles);
     if (ret)
         return ret;
     if (g->captured) {
@@ -250,23 +313,18 @@ static int after(const struct mk_cuda *cu, void *event, void *earlier, void *lat
     return err ? err : cu->stream_wait_event(later, event, 0);
 }
 
-static int launch_k(const struct mk_fuse_k *k)
+static int launch_on(struct fuse_comm *c, const struct mk_fuse_k *k)
 {
     const struct mk_cuda *cu = mk_cuda_open(NULL);
-    struct fuse_comm *c = find_ready(k->comm);
-    const size_t bytes = (size_t)k->count * 2;
     const struct mk_fuse_last *last = k->overlap ? mk_fuse_last(k->descriptor, k->generation) : NULL;
-    void *stream = k->beside && c ? c->beside : k->stream;
+    void *stream = k->beside ? c->beside : k->stream;
     bool overlapped;
-    int err = 0;
-    if (!c)
-        return mk_fail(MK_ERR_INTERNAL, "HOOK", "a collective of a communicator that has no kernels");
-    if (k->beside)
-        err = after(cu, c->forked, k->stream, stream);
+    int err = k->beside ? after(cu, c->forked, k->stream, stream) : 0;
     if (!err && k->reduce && last && last->node)
         err = cu->capture_depend(stream, (void **)&last->node, 1, MK_CU_DEPENDENCIES_SET);
     if (!err && k->send != k->recv) { /* K works in place, so what is sent must be whole first */
-        err = cu->copy((mk_cu_ptr)(uintptr_t)k->recv, (mk_cu_ptr)(uintptr_t)k->send, bytes, stream);
+        err = cu->copy((mk_cu_ptr)(uintptr_t)k->recv, (mk_cu_ptr)(uintptr_t)k->send, (size_t)k->count * 2,
+                       stream);
         last = NULL;
     }
     if (err)
@@ -275,54 +333,103 @@ static int launch_k(const struct mk_fuse_k *k)
                              stream, &overlapped);
 }
 
-static int wait_for(void *nccl, void *stream, enum mk_pair_order how, uint64_t node)
+static int launch_k(const struct mk_fuse_k *k)
 {
-    const struct mk_cuda *cu = mk_cuda_open(NULL);
-    const struct fuse_comm *c = find(nccl);
-    int err = 0;
-    (void)node; /* `inside` has all of them */
+    struct fuse_comm *c = take(k->comm, true);
     if (!c)
-        return 0; /* there is no K yet, and NCCL keeps its own order */
-    if (how == MK_PAIR_WAIT_EVENT)
-        err = cu->stream_wait_event(stream, c->order, 0);
-    else if (how == MK_PAIR_WAIT_NODE)
-        err = cu->stream_wait_event(stream, c->inside, 0);
-    else if (how == MK_PAIR_WAIT_EXTERNAL)
-        err = cu->stream_wait_event(stream, c->order, MK_CU_EVENT_EXTERNAL);
-    return err ? mk_cuda_fail(err, "the order of a communicator's operations") : 0;
+        return mk_fail(MK_ERR_INTERNAL, "HOOK", "a collective of a communicator that has no kernels");
+    void *const before = enter(c);
+    const int ret = launch_on(c, k);
+    leave(c, before);
+    give(c);
+    return ret;
 }
 
-static int record(void *nccl, void *stream, enum mk_pair_record how)
+/* One of the calls below, on the communicator; before there is one, NCCL keeps its own order. */
+static int on(void *nccl, void *stream, int (*call)(struct fuse_comm *c, void *stream, int how), int how)
 {
-    const struct mk_cuda *cu = mk_cuda_open(NULL);
-    struct fuse_comm *c = find(nccl);
-    int err;
+    struct fuse_comm *c = take(nccl, false);
     if (!c)
         return 0;
-    if (how == MK_PAIR_RECORD_EXTERNAL) {
-        /* `inside` first: a later G or K of this capture depends on the operation alone. */
-        err = cu->event_record(c->inside, stream);
-        if (!err)
-            err = cu->event_record_flags(c->order, stream, MK_CU_EVENT_EXTERNAL);
-    } else {
-        err = cu->event_record(c->order, stream);
-    }
+    void *const before = enter(c);
+    const int err = call(c, stream, how);
+    leave(c, before);
+    give(c);
     return err ? mk_cuda_fail(err, "the order of a communicator's operations") : 0;
 }
 
+static int wait_on(struct fuse_comm *c, void *stream, int how)
+{
+    const struct mk_cuda *cu = mk_cuda_open(NULL);
+    return how == MK_PAIR_WAIT_EVENT      ? cu->stream_wait_event(stream, c->order, 0)
+           : how == MK_PAIR_WAIT_NODE     ? cu->stream_wait_event(stream, c->inside, 0)
+           : how == MK_PAIR_WAIT_EXTERNAL ? cu->stream_wait_event(stream, c->order, MK_CU_EVENT_EXTERNAL)
+                                          : 0;
+}
+static int wait_for(void *nccl, void *stream, enum mk_pair_order how, uint64_t node)
+{
+    (void)node; /* `inside` has all of them */
+    return on(nccl, stream, wait_on, (int)how);
+}
+
+static int record_on(struct fuse_comm *c, void *stream, int how)
+{
+    const struct mk_cuda *cu = mk_cuda_open(NULL);
+    if (how != MK_PAIR_RECORD_EXTERNAL)
+        return cu->event_record(c->order, stream);
+    /* `inside` first: a later G or K of this capture depends on the operation alone. */
+    const int err = cu->event_record(c->inside, stream);
+    return err ? err : cu->event_record_flags(c->order, stream, MK_CU_EVENT_EXTERNAL);
+}
+static int record(void *nccl, void *stream, enum mk_pair_record how)
+{
+    return on(nccl, stream, record_on, (int)how);
+}
+
+static int join_on(struct fuse_comm *c, void *stream, int how)
+{
+    (void)how;
+    return after(mk_cuda_open(NULL), c->joined, c->beside, stream);
+}
 static int join(void *nccl, void *stream)
 {
-    struct fuse_comm *c = find(nccl);
-    const int err = c ? after(mk_cuda_open(NULL), c->joined, c->beside, stream) : 0;
-    return err ? mk_cuda_fail(err, "the end of a group") : 0;
+    return on(nccl, stream, join_on, 0);
+}
+
+/* ---- failures ---- */
+
+static int error_of(void *nccl)
+{
+    struct fuse_comm *c = take(nccl, true);
+    int error = 0;
+    if (c) {
+        mk_comm_get_async_error(c->mk, &error);
+        give(c);
+    }
+    return error;
+}
+
+static void abort_one(void *nccl)
+{
+    struct fuse_comm *c = take(nccl, true);
+    if (c) {
+        mk_gpu_abort(c->mk, MK_ERR_ABORTED);
+        give(c);
+    }
 }
 
 static void fail(void *nccl, int error, bool tell)
 {
-    struct fuse_comm *c = find_ready(nccl);
-    if (c)
+    if (error == MK_ERR_ABORTED && !tell) {
+        abort_one(nccl);
+        return;
+    }
+    struct fuse_comm *c = take(nccl, true);
+    if (c) {
         mk_comm_fail(c->mk, error, tell, "rank %d: the communicator has failed: %s", c->rank,
                      mk_strerror(error));
+        give(c);
+    }
 }
 
 static const struct mk_fuse_ops ops = {
@@ -339,7 +446,9 @@ static const struct mk_fuse_ops ops = {
     .wait = wait_for,
     .record = record,
     .join = join,
+    .error = error_of,
     .fail = fail,
+    .abort = abort_one,
     .end = end,
 };
 

@@ -310,7 +310,10 @@ static enum mk_pair_reason once_known(struct mk_pair *p, const struct mk_pair_si
                                       .dtype = g->c_type,
                                       .sum = 1,
                                       .captured = at->capture != 0};
-    return mk_pair_shared(&(*c)->shared, (*c)->number, &call) ? MK_PAIR_NOT_FUSED : MK_PAIR_OK;
+    if (mk_pair_shared(&(*c)->shared, (*c)->number, &call))
+        return MK_PAIR_NOT_FUSED;
+    const bool provable = at->capture || (at->counted && !p->uncounted);
+    return p->options.proved_only && !provable ? MK_PAIR_NO_PROOF : MK_PAIR_OK;
 }
 
 static enum mk_pair_reason choose(struct mk_pair *p, const struct mk_pair_event *e, struct mk_pair_last *l,

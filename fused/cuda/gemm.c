@@ -157,6 +157,12 @@ out:
     return 0;
 }
 
+int mk_cuda_load(const struct mk_cuda *cu, enum mk_image image, const char *name, int smem)
+{
+    void *kernel;
+    return find_kernel(cu, name, image, smem, &kernel);
+}
+
 /* A map over x [rows, cols] (cols contiguous, row stride ld), in boxes of box_rows x box_cols. */
 static int make_map_as(const struct mk_cuda *cu, struct mk_cu_map *map, const struct mk_gemm_problem *p,
                        const void *x, int64_t rows, int64_t cols, int64_t ld, uint32_t box_rows,

@@ -72,6 +72,8 @@ int mk_gemm_cuda_skinny_grid(const struct mk_gemm_problem *p, const struct mk_ge
 int mk_gemm_cuda_boxes(const struct mk_cuda *cu, const struct mk_gemm_problem *p, int rows, int cols,
                        struct mk_cu_map *out);
 int mk_gemm_cuda_smem(int bn);
+/* Loads kernel `name` for the current device. */
+int mk_cuda_load(const struct mk_cuda *cu, enum mk_image image, const char *name, int smem);
 /* Launches kernel `name` of an embedded image. early: it may start before the grid before it in the stream ends. */
 int mk_cuda_start(const struct mk_cuda *cu, enum mk_image image, const char *name, int smem, int grid,
                   int threads, int cluster, bool early, void *params, void *stream);

@@ -47,6 +47,22 @@ static int pin(struct mk_gpu *g, void *p, size_t bytes, bool *pinned, mk_cu_ptr 
     return err ? mk_cuda_fail(err, what) : 0;
 }
 
+/* Into device memory, on a stream of its own: a copy on the default stream would wait for what others have on it, which may
+ * wait for this rank, and may not be made while somebody captures. */
+static int put(const struct mk_gpu *g, mk_cu_ptr to, const void *from, size_t bytes)
+{
+    const struct mk_cuda *cu = g->cu;
+    void *stream = NULL;
+    int err = cu->stream_create(&stream, MK_CU_STREAM_NON_BLOCKING);
+    if (!err)
+        err = cu->copy(to, (mk_cu_ptr)(uintptr_t)from, bytes, stream);
+    if (!err)
+        err = cu->stream_sync(stream);
+    if (stream)
+        cu->stream_destroy(stream);
+    return err;
+}
+
 static int fill(struct mk_comm *comm)
 {
     struct mk_gpu *g = comm->gpu;
@@ -60,16 +76,16 @@ static int fill(struct mk_comm *comm)
     d.peer_timeout_ns = (uint64_t)(comm->settings.peer_timeout * 1e9);
     memcpy(zero, &d, sizeof(d));
     memcpy((uint8_t *)zero + AT_STATE, comm->state, sizeof(*comm->state));
-    int err = g->cu->copy_to_device(g->private_memory, zero, PRIVATE_BYTES);
+    int err = put(g, g->private_memory, zero, PRIVATE_BYTES);
     if (!err)
-        err = g->cu->copy_to_device(g->memory, comm->memory.addr, r->fixed_bytes);
+        err = put(g, g->memory, comm->memory.addr, r->fixed_bytes);
     free(zero);
     if (!err && r->staging_bytes) { /* no mark of the latency path is 0 */
         zero = calloc(1, r->staging_bytes);
         if (!zero)
             return mk_fail(MK_ERR_NOMEM, "FUSED", "no memory to clear %llu bytes of staging memory",
                            (unsigned long long)r->staging_bytes);
-        err = g->cu->copy_to_device(g->memory + r->fixed_bytes, zero, r->staging_bytes);
+        err = put(g, g->memory + r->fixed_bytes, zero, r->staging_bytes);
         free(zero);
     }
     return err ? mk_cuda_fail(err, "first state of a communicator") : 0;
@@ -160,7 +176,7 @@ int mk_gpu_ready(struct mk_comm *comm)
         table[p] = g->peer[p];
         table[MK_MAX_PEERS + p] = g->peer[p] + comm->rings.fixed_bytes;
     }
-    const int err = g->cu->copy_to_device(g->private_memory + AT_PEERS, table, sizeof(table));
+    const int err = put(g, g->private_memory + AT_PEERS, table, sizeof(table));
     if (err)
         return mk_cuda_fail(err, "table of local ranks");
     if (comm->proxy) {
@@ -243,7 +259,7 @@ void mk_gpu_settle(struct mk_comm *comm)
 int mk_gpu_poke(struct mk_comm *comm, size_t at, const void *value, size_t bytes)
 {
     const struct mk_gpu *g = comm->gpu;
-    const int err = g->cu->copy_to_device(g->private_memory + AT_DEVICE + at, value, bytes);
+    const int err = put(g, g->private_memory + AT_DEVICE + at, value, bytes);
     return err ? mk_cuda_fail(err, "words of a communicator") : 0;
 }
 

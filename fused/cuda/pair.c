@@ -104,15 +104,30 @@ int mk_pair_gemm(const struct mk_gemm_problem *p, int spare, uint64_t *words, vo
 
 /* ---- K ---- */
 
+/* Those for which G has left no room wait for its end, and take part in the rest. Towards other nodes more than R do not make
+ * it faster, and look more often at what the network writes. */
 static int budget(const struct mk_comm *comm)
 {
-    const int half = mk_gpu_blocks(comm) / 2, r = min_int((int)comm->settings.r, half);
-    return r > 1 ? r : 1;
+    const int all = mk_gpu_blocks(comm), r = min_int((int)comm->settings.r, all / 2);
+    return comm->topo.nnodes == 1 ? all : r > 1 ? r : 1;
 }
 
+/* Half of R: G loses with each of them, and K needs few while chunks come at the pace of G. */
 int mk_pair_blocks(mk_comm_t comm)
 {
-    return !mk_comm_mine(comm) && comm->gpu ? budget(comm) : 0;
+    if (mk_comm_mine(comm) || !comm->gpu)
+        return 0;
+    const int half = min_int((int)comm->settings.r, mk_gpu_blocks(comm) / 2) / 2;
+    return half > 1 ? half : 1;
+}
+
+int mk_pair_load(mk_comm_t comm)
+{
+    const int ret = mk_comm_mine(comm);
+    if (ret || !comm->gpu)
+        return ret;
+    const int err = mk_cuda_load(comm->gpu->cu, MK_IMAGE_PAIR_BF16, "pair_allreduce_bf16", MK_PAIR_SMEM);
+    return err ? err : mk_cuda_load(comm->gpu->cu, MK_IMAGE_PAIR_FP16, "pair_allreduce_fp16", MK_PAIR_SMEM);
 }
 
 /* early: K may start while G runs. */

@@ -3,7 +3,7 @@
 /* What interception (plugin/intercept/adapt*.c) runs in place of somebody's GEMM and collective: our kernels G and K
  * behind a table of functions. The pair recogniser (mk/pair.h) decides, the adapter asks the table to carry it out.
  *
- * All functions but prepare are called with the recogniser's lock held, so nothing comes between a proof and the launch it is for:
+ * All functions but prepare, abort and end are called with the recogniser's lock held, so nothing comes between a proof and the launch it is for:
  * they enqueue and return, wait for nobody, and call no function that is hooked. `comm` is NCCL's handle; streams are
  * handles as the caller had them. An int is 0 or MK_ERR_*. */
 #pragma once
@@ -37,10 +37,10 @@ struct mk_fuse_ops {
     uint32_t epilogues;           /* mask of enum mk_pair_epilogue */
     struct mk_pair_config config; /* what K can do; ranks and mode are filled in by set-up */
     /* Everything that K needs on this rank for a call within these limits, before the communicator may be agreed on. Called
-     * without the lock by the thread of a collective, again and again until 0; waits for no peer. AGAIN: not yet; another
-     * error: never, and set-up ends 'off' on all ranks (UNSUPPORTED: no kernels for this machine). id: NCCL's commId, the same on all
-     * ranks. NULL: nothing is needed. */
-    int (*prepare)(void *comm, uint64_t id, int rank, int nranks);
+     * without the lock by the thread of a collective on `stream`, again and again until 0; waits for no peer. id: NCCL's commId,
+     * the same on all ranks. AGAIN: not yet; another error: never, and set-up ends 'off' on all ranks (UNSUPPORTED: no kernels
+     * for this machine). NULL: nothing is needed. */
+    int (*prepare)(void *comm, void *stream, uint64_t id, int rank, int nranks);
     bool (*can)(const struct mk_pair_gemm *gemm); /* is there a G for these sizes? */
     int (*launch_g)(const struct mk_fuse_g *g);
     int (*launch_k)(const struct mk_fuse_k *k);
@@ -52,9 +52,14 @@ struct mk_fuse_ops {
     int (*record)(void *comm, void *stream, enum mk_pair_record how);
     /* After the group has ended: `stream` waits for what ran beside it. */
     int (*join)(void *comm, void *stream);
+    /* 0, or why the communicator cannot go on: a launch of it failed since. Also without the lock. NULL: never. */
+    int (*error)(void *comm);
     /* Raise the communicator's abort word; tell: its peers are told the error, too. */
     void (*fail)(void *comm, int error, bool tell);
-    /* The communicator is about to be destroyed. Waits for no peer. */
+    /* The user aborts it: what is under way leaves. Without the lock, which a launch may hold that waits for room; peers are told
+     * nothing, since they may need no more of this rank. NULL: nothing. */
+    void (*abort)(void *comm);
+    /* The communicator is about to be destroyed. Without the lock: it waits for what was launched, MK_TIMEOUT at most. */
     void (*end)(void *comm);
 };
 

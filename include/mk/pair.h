@@ -272,6 +272,8 @@ struct mk_pair_options {
     uint32_t epilogues;      /* mask of those that G can do */
     uint8_t deterministic;   /* MK_DETERMINISTIC: a site runs G from its first call or never */
     uint8_t plain;           /* never overlap */
+    uint8_t
+        proved_only; /* a GEMM that K could not be proved to follow stays the original (not if deterministic) */
 };
 
 int mk_pair_create(const struct mk_pair_options *options, struct mk_pair **out);

@@ -51,5 +51,7 @@ bool mk_pair_gemm_can(const struct mk_gemm_problem *p);
  * with the programmatic attribute: what is before it in the stream is over when it starts. */
 int mk_pair_gemm(const struct mk_gemm_problem *p, int spare, uint64_t *words, void *stream,
                  struct mk_pair_tiles *out);
-/* Blocks of the communicator's K: what G should spare. */
+/* What G should spare for the communicator's K, whose further blocks start when G's end. */
 int mk_pair_blocks(mk_comm_t comm);
+/* Loads K for the current device: its first launch then waits for nothing. */
+int mk_pair_load(mk_comm_t comm);

@@ -40,7 +40,7 @@
     X(chunk, "MK_CHUNK", SIZE, "256K", fused, "network chunk; equal on all ranks")                           \
     X(batch, "MK_BATCH", INT, "8", net, "commands handed to the NIC in one go, 1 to 8")                      \
     X(workspace, "MK_WORKSPACE", SIZE, "32M", fused, "staging memory of a communicator; equal on all ranks") \
-    X(workspace_total, "MK_WORKSPACE_TOTAL", SIZE, "256M", fused, "staging memory of a process")             \
+    X(workspace_total, "MK_WORKSPACE_TOTAL", SIZE, "512M", fused, "staging memory of a process")             \
     X(r, "MK_R", INT, "16", fused, "blocks that may wait for remote data alone")                             \
     X(reserve_sms, "MK_RESERVE_SMS", INT, "-1", fused, "SMs left to others by operators whose compute needs remote input") \
     X(fuse_start, "MK_FUSE_START", INT, "16", fused, "first fused operation under MK_DETERMINISTIC")         \

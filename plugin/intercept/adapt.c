@@ -51,9 +51,11 @@ int mk_adapt_step(struct mk_pair_event *e, struct mk_pair_out *out)
     const int ret = mk_pair_step(mk_adapt.pair, e, out);
     if (ret || !mk_adapt.ops)
         return ret;
+    /* Who aborts may be the first of all to shut down in good order: peers hear that it has left. */
+    const bool tell = out->asks & MK_PAIR_ASK_TELL && e->kind != MK_PAIR_EV_COMM_ABORT;
     if (out->asks & (MK_PAIR_ASK_ABORT | MK_PAIR_ASK_TELL))
-        mk_adapt.ops->fail((void *)(uintptr_t)out->comm, out->error, out->asks & MK_PAIR_ASK_TELL);
-    if (out->asks & MK_PAIR_ASK_TELL)
+        mk_adapt.ops->fail((void *)(uintptr_t)out->comm, out->error, tell);
+    if (tell)
         mk_setup_tell(out->comm, out->error);
     if (out->asks & MK_PAIR_ASK_OFF)
         ask_off(e, out);
@@ -162,19 +164,22 @@ static void made(const struct mk_hook_event *h)
     if (!comms || (h->result && h->result != NCCL_IN_PROGRESS))
         return;
     nonblocking |= h->result == NCCL_IN_PROGRESS;
-    mk_adapt_lock();
     for (int i = 0; i < n; i++) {
         struct mk_pair_event e = {.kind = MK_PAIR_EV_COMM_END};
         struct mk_pair_out out;
         e.u.comm.handle = (uintptr_t)comms[i];
         if (!comms[i])
             continue;
-        if (known(comms[i]))
+        mk_adapt_lock();
+        const bool before = known(comms[i]);
+        if (before)
             mk_adapt_step(&e, &out);
         if (nonblocking)
             announce(comms[i], 0, 1, true);
+        mk_adapt_unlock();
+        if (before && mk_adapt.ops)
+            mk_adapt.ops->end(comms[i]);
     }
-    mk_adapt_unlock();
 }
 
 /* Before the real call. */
@@ -182,7 +187,10 @@ static void ends(const struct mk_hook_event *h)
 {
     struct mk_pair_event e = {.kind = MK_PAIR_EV_COMM_ABORT};
     struct mk_pair_out out;
+    bool over = false;
     e.u.comm.handle = (uintptr_t)h->comm;
+    if (h->id != MK_HOOK_ncclCommDestroy && mk_adapt.ops && mk_adapt.ops->abort)
+        mk_adapt.ops->abort(h->comm);
     mk_adapt_lock();
     if (h->comm && known(h->comm)) {
         if (h->id != MK_HOOK_ncclCommDestroy)
@@ -191,11 +199,12 @@ static void ends(const struct mk_hook_event *h)
             e.kind = MK_PAIR_EV_COMM_END;
             mk_adapt_step(&e, &out);
             mk_setup_forget((uintptr_t)h->comm);
-            if (mk_adapt.ops)
-                mk_adapt.ops->end(h->comm);
+            over = mk_adapt.ops != NULL;
         }
     }
     mk_adapt_unlock();
+    if (over)
+        mk_adapt.ops->end(h->comm);
 }
 
 /* Our error of a communicator is NCCL's asynchronous one. */
@@ -203,8 +212,12 @@ static void async_error(const struct mk_hook_event *h)
 {
     const struct mk_call_ncclCommGetAsyncError *c = h->call;
     struct mk_pair_comm_facts facts;
-    if (!h->result && c->error && (!*c->error || *c->error == NCCL_IN_PROGRESS) &&
-        mk_adapt_comm((uintptr_t)c->comm, &facts) && facts.error)
+    if (h->result || !c->error || (*c->error && *c->error != NCCL_IN_PROGRESS))
+        return;
+    mk_adapt_lock();
+    mk_adapt_failed(c->comm);
+    mk_adapt_unlock();
+    if (mk_adapt_comm((uintptr_t)c->comm, &facts) && facts.error)
         *c->error = mk_nccl_result(facts.error);
 }
 
@@ -339,6 +352,7 @@ int mk_adapt_start(const struct mk_adapt_options *options)
     memset(&p, 0, sizeof(p));
     p.witness = options->witness;
     p.deterministic = options->deterministic;
+    p.proved_only = options->proved_only;
     p.epilogues = options->ops ? options->ops->epilogues : 0;
     if (mk_pair_create(&p, &pair))
         return mk_fail(MK_ERR_NOMEM, "HOOK", "no memory for the pair recogniser");

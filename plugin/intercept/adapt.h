@@ -18,6 +18,7 @@ struct mk_adapt_options {
     bool counted;                  /* the hooked functions are all that enqueue */
     bool deterministic;            /* MK_DETERMINISTIC */
     bool graph_only;               /* MK_FUSE=graph */
+    bool proved_only;              /* mk_pair_options */
     uint32_t witness;              /* W; 0: the recogniser's */
 };
 /* Takes the hooks. Once more (tests, with no call under way): all that was known is forgotten. */

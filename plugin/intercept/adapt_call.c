@@ -6,7 +6,9 @@
 #include "adapt_in.h"
 #include "setup.h"
 #include "mk/err.h"
+#include "mk/shm.h"
 #include <stdlib.h>
+#include <time.h>
 
 /* mk_hook_event.keep */
 enum { KEEP_STEPPED = 1, KEEP_P2P = 2, KEEP_RECORD = 8 };
@@ -65,6 +67,13 @@ static void broken(void *comm, int error)
     e.u.comm.handle = (uintptr_t)comm;
     e.u.comm.error = error;
     mk_adapt_step(&e, &out);
+}
+
+void mk_adapt_failed(void *comm)
+{
+    const int error = mk_adapt.ops && mk_adapt.ops->error ? mk_adapt.ops->error(comm) : 0;
+    if (error)
+        broken(comm, error);
 }
 
 static void record(void *comm, void *stream, uint8_t how)
@@ -229,13 +238,34 @@ static int carry_out(struct mk_hook_event *h, const struct mk_pair_event *e, con
     }
 }
 
-/* With the lock, which is given up while the ranks agree. */
-static void agree_before(void *comm)
+/* Without the lock. 0: what K needs on this rank is there. */
+static int prepared(const struct mk_hook_event *h, const struct mk_pair_comm_facts *facts)
 {
+    if (!facts->ready || !mk_adapt.ops->prepare)
+        return 0;
+    const int ret =
+        mk_adapt.ops->prepare(h->comm, h->stream, facts->id, (int)facts->rank, (int)facts->nranks);
+    if (ret && ret != MK_ERR_AGAIN)
+        mk_setup_off(facts->id, facts->rank, ret == MK_ERR_UNSUPPORTED ? MK_PAIR_NO_KERNELS : MK_PAIR_MEMORY);
+    return ret;
+}
+
+/* With the lock, which is given up while the ranks agree. */
+static void agree_before(const struct mk_hook_event *h)
+{
+    void *comm = h->comm;
     struct mk_pair_comm_facts facts;
+    const struct timespec nap = {.tv_nsec = 1000000};
     if (!mk_pair_comm(mk_adapt.pair, (uintptr_t)comm, &facts) || !facts.id || facts.off || facts.error)
         return;
     mk_adapt_unlock();
+    if (mk_setup_waits(&facts)) {
+        const uint64_t since = mk_time_ns();
+        int ret;
+        while ((ret = prepared(h, &facts)) == MK_ERR_AGAIN && mk_setup_in_time(since))
+            nanosleep(&nap, NULL);
+        facts.ready &= !ret;
+    }
     const int error = mk_setup_begin((uintptr_t)comm, &facts);
     mk_adapt_lock();
     if (error)
@@ -246,19 +276,14 @@ static void agree_before(void *comm)
 #define UNTIED_CALLS 1024
 
 /* After one that NCCL ran, without the lock. */
-static void agree_after(void *comm)
+static void agree_after(const struct mk_hook_event *h)
 {
+    void *comm = h->comm;
     struct mk_pair_comm_facts facts;
     if (!mk_adapt_comm((uintptr_t)comm, &facts) || facts.agreed || facts.off || facts.error)
         return;
     if (facts.id) {
-        const int ret = facts.ready && mk_adapt.ops->prepare
-                            ? mk_adapt.ops->prepare(comm, facts.id, (int)facts.rank, (int)facts.nranks)
-                            : 0;
-        facts.ready &= !ret;
-        if (ret && ret != MK_ERR_AGAIN)
-            mk_setup_off(facts.id, facts.rank,
-                         ret == MK_ERR_UNSUPPORTED ? MK_PAIR_NO_KERNELS : MK_PAIR_MEMORY);
+        facts.ready &= !prepared(h, &facts);
         mk_setup_after((uintptr_t)comm, &facts);
     } else if (facts.number >= UNTIED_CALLS) {
         mk_adapt_lock();
@@ -277,8 +302,9 @@ bool mk_adapt_coll(struct mk_hook_event *h, const struct mk_pair_coll *coll, boo
     mk_adapt_lock();
     mk_adapt_meet(h->comm);
     if (mk_adapt.ops && !p2p)
-        agree_before(h->comm);
+        agree_before(h);
     if (mk_adapt.ops) {
+        mk_adapt_failed(h->comm);
         mk_adapt_at(h->stream, &e.at); /* of no known stream: K is plain */
         e.u.coll.late = mk_adapt.ops->late && mk_adapt.ops->late(h->comm);
     }
@@ -307,7 +333,7 @@ void mk_adapt_coll_after(struct mk_hook_event *h)
         broken(h->comm, MK_ERR_NOMEM);
     mk_adapt_unlock();
     if (!(h->keep & KEEP_P2P))
-        agree_after(h->comm);
+        agree_after(h);
 }
 
 /* ---- groups ---- */

@@ -29,6 +29,8 @@ void mk_adapt_line(const struct mk_pair_event *e, const struct mk_pair_out *out,
 void mk_adapt_say(const struct mk_adapt_line *line);
 /* Announces the communicator if it is not known. Under the lock, and without it while NCCL is asked. */
 void mk_adapt_meet(void *comm);
+/* Has a launch of the communicator failed since? Then the recogniser knows from now on. Under the lock. */
+void mk_adapt_failed(void *comm);
 /* It was never brought together with what the profiler is told. Under the lock. */
 void mk_adapt_untied(void *comm, bool witness);
 /* Names this thread. */

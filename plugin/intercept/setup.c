@@ -481,16 +481,36 @@ static bool wait_a_while(struct setup *s, uint64_t since)
     if (error == ETIMEDOUT && (mk_time_ns() - since) / 1000000000 % REMIND_S == REMIND_S - 1)
         MK_WARN("HOOK", "set-up of communicator %016llx: rank %d waits for the others",
                 (unsigned long long)s->id, s->rank);
-    return (double)(mk_time_ns() - since) < 1e9 * settings.timeout;
+    return mk_setup_in_time(since);
+}
+
+/* MK_DETERMINISTIC: the last operation that is not fused. */
+static uint64_t last_plain(void)
+{
+    return (uint64_t)(settings.fuse_start > 1 ? settings.fuse_start : 1) - 1;
+}
+
+bool mk_setup_in_time(uint64_t since_ns)
+{
+    return (double)(mk_time_ns() - since_ns) < 1e9 * settings.timeout;
+}
+
+bool mk_setup_waits(const struct mk_pair_comm_facts *facts)
+{
+    pthread_mutex_lock(&lock);
+    const struct setup *s =
+        started && deterministic && facts->number == last_plain() ? find_id(facts->id, facts->rank) : NULL;
+    const bool waits = s && !s->off && !s->over && !s->agreed;
+    pthread_mutex_unlock(&lock);
+    return waits;
 }
 
 /* MK_DETERMINISTIC: before the last operation that is not fused all come together, then the lead of 1 leads to the next. */
 static void come_together(struct setup *s, const struct mk_pair_comm_facts *facts)
 {
-    const uint64_t since = mk_time_ns(),
-                   last = (uint64_t)(settings.fuse_start > 1 ? settings.fuse_start : 1) - 1;
+    const uint64_t since = mk_time_ns();
     bool in_time = true;
-    if (facts->number != last || s->agreed)
+    if (facts->number != last_plain() || s->agreed)
         return;
     if (!facts->ready) { /* not tied, or not witnessed often enough */
         all_off(s, MK_PAIR_UNSEEN);

@@ -26,7 +26,11 @@ void mk_setup_joined(const void *owner);
 void mk_setup_leave(const void *owner);
 void mk_setup_profiled(const void *owner);
 
-/* For the adapter, without its lock. Before a collective of the communicator: may wait for an outcome. PEER: rank 0 died and
+/* For the adapter, without its lock. Is this the operation at which all ranks come together (MK_DETERMINISTIC)? Then what K
+ * needs must be there before mk_setup_begin, or is waited for while this is in time. */
+bool mk_setup_waits(const struct mk_pair_comm_facts *facts);
+bool mk_setup_in_time(uint64_t since_ns);
+/* Before a collective of the communicator: may wait for an outcome. PEER: rank 0 died and
  * it is not known. */
 int mk_setup_begin(uint64_t handle, const struct mk_pair_comm_facts *facts);
 /* After one that NCCL ran. */

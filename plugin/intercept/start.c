@@ -80,6 +80,7 @@ static const char *adapt(enum mk_hook_mode mode)
     }
     options.graph_only = mode == MK_HOOK_GRAPH;
     options.deterministic = options.ops && settings.deterministic;
+    options.proved_only = true;
     if (mk_adapt_start(&options))
         return mk_last_error();
     return options.ops ? NULL : why;

@@ -320,6 +320,8 @@ static void together(void)
     int missing = 0;
     reference(&x);
     x.follow = true;
+    if (pair(&x, 0)) /* its kernels are on the device from now on */
+        fail(x.text, mk_last_error());
     gpu_set(x.c, 0xff, x.bytes);
     gpu_sync();
     const uint64_t *begun = &comm->gpu->words->begun, before = __atomic_load_n(begun, __ATOMIC_RELAXED);
@@ -359,9 +361,9 @@ static void times(int64_t m, int64_t n, int64_t k, int rounds)
     struct gpu_graph *g[WAYS];
     make_pair(&x, MK_TN, MK_BFLOAT16, m, n, k, false);
     reference(&x);
-    const int spare = x.spare;
+    const int spare = x.spare, kept = comm->gpu->sms - mk_gpu_blocks(comm);
     for (int w = 0; w < WAYS; w++) {
-        x.spare = w == 0 || w == 2 ? 0 : spare;
+        x.spare = kept + (w == 0 || w == 2 ? 0 : spare);
         x.follow = w == 3;
         g[w] = gpu_capture(w < 2 ? gemm : pair, &x, 1);
     }

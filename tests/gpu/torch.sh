@@ -5,7 +5,7 @@
 #   right   linear layers and their all-reduce, eager and in graphs, with MK_FUSE=on: right, the same bits on all ranks, and
 #           at least OVERLAPS (1) of the captured pairs overlapped on each rank, by the library's own count
 #   times   the same at SIZES, ROUNDS (15) rounds, with MK_FUSE=on and off in turn, over links of GBPS (0: not paced) Gbit/s
-# RANKS (2) nodes of one rank each, over loop. PRELOAD=1: the file in LD_PRELOAD too. Every program has a time limit. Exit 77
+# TOPOLOGY (2x1): NODESxRANKS, over loop; NCCL takes each rank for a node of its own. PRELOAD=1: the file in LD_PRELOAD too. Every program has a time limit. Exit 77
 # where there is no PyTorch or no GPU. LOGS: a directory that keeps the library's logs.
 set -u
 build=$(cd "${1:-build}" && pwd) || exit 2
@@ -13,20 +13,21 @@ build=$(cd "${1:-build}" && pwd) || exit 2
 [ $# -gt 0 ] || set -- right times
 command -v nvidia-cuda-mps-control >/dev/null || { echo "skip: gpu.torch: no nvidia-cuda-mps-control"; exit 77; }
 python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || { echo "skip: gpu.torch: no PyTorch with a GPU"; exit 77; }
-here=$(dirname "$0") so=$build/lib/libnccl-net-mkernel.so ranks=${RANKS:-2} failed=0 sms=${SMS:-132}
+here=$(dirname "$0") so=$build/lib/libnccl-net-mkernel.so t=${TOPOLOGY:-2x1} failed=0 sms=${SMS:-132}
 logs=${LOGS:-$(mktemp -d)}
+ranks=$((${t%x*} * ${t#*x}))
 mkdir -p "$logs"
 export NCCL_SOCKET_IFNAME=lo NCCL_MNNVL_ENABLE=0 NCCL_NVLS_ENABLE=0 NCCL_IB_DISABLE=1 NCCL_PXN_DISABLE=1 NCCL_NET_GDR_LEVEL=SYS
 export NCCL_NET_PLUGIN=$so NCCL_NET=mKernel NCCL_PROFILER_PLUGIN=$so NCCL_TUNER_PLUGIN=$so NCCL_NET_PLUGIN_REF_COUNT=1
 export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,TUNING MK_NET=loop MK_TIMEOUT=${MK_TIMEOUT:-20} MK_PEER_TIMEOUT=${MK_PEER_TIMEOUT:-20}
-export MK_LOG=info MASTER_ADDR=127.0.0.1 GLOO_SOCKET_IFNAME=lo MK_BLOCKS=$((sms / ranks))
+export MK_LOG=info MASTER_ADDR=127.0.0.1 GLOO_SOCKET_IFNAME=lo MK_BLOCKS=${MK_BLOCKS:-$((sms * 15 / 16 / ranks))}
 [ "${GBPS:-0}" = 0 ] || export MK_LOOP_GBPS=$GBPS
 job() { # name MK_FUSE arguments...
     local name=$1
     export MK_FUSE=$2 NCCL_DEBUG_FILE=$logs/$name.%p LOG=$logs/$name PRELOAD=${PRELOAD:-} SO=$so PROGRAM=$here/torch_pairs.py
     export MASTER_PORT=$((20000 + RANDOM % 10000))
     # shellcheck disable=SC2016
-    timeout -k 5 "${LIMIT:-90}" "$build/bin/mkrun" --gpus-shared --quiet --nodes "$ranks" -- sh -c '
+    timeout -k 5 "${LIMIT:-90}" "$build/bin/mkrun" --gpus-shared --quiet --nodes "${t%x*}" --ranks-per-node "${t#*x}" -- sh -c '
 export RANK=$MK_RANK WORLD_SIZE=$MK_NRANKS NCCL_HOSTID=h$MK_RANK
 [ -z "$PRELOAD" ] || export LD_PRELOAD=$SO
 exec python3 "$PROGRAM" "$@" 2>"$LOG.$RANK.err"' sh "${@:3}"

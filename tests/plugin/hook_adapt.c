@@ -296,17 +296,17 @@ static void handles_come_again(void)
     CHECK(!ncclCommInitRank(&out, 2, id, 1));
     CHECK(!r.face->comm((uintptr_t)&r.comm, &facts));
     REDUCE(c_mem, c_mem);
-    DID("ncclCommInitRank nccl rec NCCL:not-ready");
+    DID("ncclCommInitRank end nccl rec NCCL:not-ready");
     CHECK(!ncclCommInitRankConfig(&out, 2, id, 1, config));
     REDUCE(c_mem, c_mem);
-    DID("ncclCommInitRankConfig nccl NCCL:nonblocking");
+    DID("ncclCommInitRankConfig end nccl NCCL:nonblocking");
     CHECK(!ncclCommSplit(&r.comm, 0, 0, &out, NULL));
     REDUCE(c_mem, c_mem);
-    DID("ncclCommSplit nccl rec NCCL:not-ready");
+    DID("ncclCommSplit end nccl rec NCCL:not-ready");
     stand_record_nccl(MK_HOOK_ncclCommSplit)->result = 7; /* in progress */
     CHECK(ncclCommSplit(&r.comm, 0, 0, &out, NULL) == 7);
     REDUCE(c_mem, c_mem);
-    DID("ncclCommSplit nccl NCCL:nonblocking");
+    DID("ncclCommSplit end nccl NCCL:nonblocking");
 }
 
 /* A capture: nothing is counted there, its edges are the proof. */
