@@ -129,13 +129,27 @@ static int over(void *event)
     (void)event;
     return 0;
 }
+static void *copying; /* a stream that nobody has waited for since its last copy */
 static int copy(mk_cu_ptr to, mk_cu_ptr from, size_t bytes, void *stream)
 {
+    if (gpu.fail_copy)
+        return 1;
     struct gpu_step *s = step(GPU_COPY, stream);
     s->to = to;
     s->from = from;
     s->n = bytes;
+    copying = stream;
     return driver.copy(to, from, bytes, stream);
+}
+static int stream_sync(void *stream)
+{
+    copying = stream == copying ? NULL : copying;
+    return driver.stream_sync(stream);
+}
+static int stream_destroy(void *stream)
+{
+    gpu.hasty += stream == copying; /* the driver would not wait */
+    return driver.stream_destroy(stream);
 }
 static int mem_alloc(mk_cu_ptr *p, size_t bytes)
 {
@@ -173,6 +187,7 @@ static int capture_depend(void *stream, void **deps, size_t n, unsigned flags)
     s->node = n ? deps[0] : NULL;
     s->n = n;
     s->flags = flags;
+    gpu.node = (uintptr_t)s->node;
     return 0;
 }
 
@@ -256,6 +271,8 @@ struct mk_cuda *gpu_record(void)
     cu->event_record_flags = event_record_flags;
     cu->event_query = over;
     cu->copy = copy;
+    cu->stream_sync = stream_sync;
+    cu->stream_destroy = stream_destroy;
     cu->mem_alloc = mem_alloc;
     cu->capture_info = capture_info;
     cu->capture_depend = capture_depend;

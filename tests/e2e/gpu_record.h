@@ -35,7 +35,8 @@ struct gpu_record {
     void *capturing, *graph; /* this stream, into that graph; NULL: none */
     uintptr_t node;          /* the capture's newest, on which the next one depends */
     int objects;             /* user objects that there are */
-    bool fail_launch, fail_order, fail_object, fail_retain;
+    int hasty;               /* streams that were destroyed before their copies were known to be there */
+    bool fail_launch, fail_order, fail_copy, fail_object, fail_retain;
 };
 extern struct gpu_record gpu;
 
