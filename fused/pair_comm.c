@@ -35,7 +35,7 @@ enum mk_pair_reason mk_pair_shared(const struct mk_pair_agreed *a, uint64_t numb
         return MK_PAIR_DTYPE;
     if (!call->count || call->count > a->config.max_bytes / size ||
         call->count * size < a->config.min_bytes ||
-        (a->config.granule && call->count & (a->config.granule - 1)))
+        (a->config.granule && call->count & (a->config.granule - 1) && !MUTANT(214)))
         return MK_PAIR_COUNT;
     if (a->config.graph_only && !call->captured && !MUTANT(203))
         return MK_PAIR_GRAPH_ONLY;

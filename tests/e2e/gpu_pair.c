@@ -1,121 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
 /* What is launched for a GEMM and the AllReduce of its output as two kernels, over the stand-in for the driver: kernels, grids,
- * attributes, what one tells the other. The launches themselves are recorded here and not made; tests/gpu/pair.c makes
- * them. */
+ * attributes, what one tells the other. The launches themselves are recorded (gpu_record.h) and not made; tests/gpu/pair.c
+ * makes them. */
 #include "comm.h"
 #include "cuda/gemm.h"
 #include "cuda/gpu.h"
+#include "gpu_record.h"
 #include "mk/pair_run.h"
 #include <setjmp.h>
 #include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <cmocka.h>
-
-#define SMS 132
-
-/* ---- the recorder ---- */
-
-static struct record {
-    char name[64];
-    uint32_t grid, threads, smem, cluster;
-    bool early;
-    void *stream;
-    uint8_t args[4096]; /* the kernel's parameter, as far as it goes */
-} last;
-static int launches, waits;
-
-static int load(void **library, const void *code, void *jit, void *jit_values, unsigned njit, void *options,
-                void *values, unsigned n)
-{
-    (void)jit, (void)jit_values, (void)njit, (void)options, (void)values, (void)n;
-    *library = (void *)(uintptr_t)code;
-    return 0;
-}
-static int kernel_of(void **kernel, void *library, const char *name)
-{
-    (void)library;
-    *kernel = strdup(name); /* for the life of the process, as the library is */
-    return 0;
-}
-static int function_of(void **function, void *kernel)
-{
-    *function = kernel;
-    return 0;
-}
-static int set_attribute(int attribute, int value, void *kernel, int device)
-{
-    (void)attribute, (void)value, (void)kernel, (void)device;
-    return 0;
-}
-static size_t parameter_bytes(const char *name)
-{
-    return !strncmp(name, "pair_allreduce", 14) ? 256 + sizeof(struct mk_ar)
-           : !strncmp(name, "pair_gemm", 9)     ? 520
-                                                : 0;
-}
-static int record(const struct mk_cu_launch *c, void *kernel, void **params, void **extra)
-{
-    (void)extra;
-    memset(&last, 0, sizeof(last));
-    snprintf(last.name, sizeof(last.name), "%s", (const char *)kernel);
-    last.grid = c->grid[0];
-    last.threads = c->block[0];
-    last.smem = c->smem;
-    last.stream = c->stream;
-    last.cluster = 1;
-    for (uint32_t i = 0; i < c->nattrs; i++) {
-        if (c->attrs[i].id == MK_CU_LAUNCH_PROGRAMMATIC)
-            last.early = c->attrs[i].value.programmatic != 0;
-        if (c->attrs[i].id == MK_CU_LAUNCH_CLUSTER)
-            last.cluster = c->attrs[i].value.cluster[0];
-    }
-    memcpy(last.args, params[0], parameter_bytes(kernel));
-    launches++;
-    return 0;
-}
-static int map(struct mk_cu_map *out, int type, uint32_t rank, void *address, const uint64_t *dims,
-               const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,
-               int swizzle, int l2, int oob)
-{
-    (void)type, (void)address, (void)strides, (void)steps, (void)interleave, (void)swizzle, (void)l2,
-        (void)oob;
-    memset(out, 0, sizeof(*out));
-    for (uint32_t i = 0; i < rank; i++) /* what the driver refuses */
-        if (!dims[i] || !box[i] || box[i] > 256)
-            return 1;
-    return 0;
-}
-static int not_capturing(void *stream, int *status)
-{
-    (void)stream;
-    *status = 0;
-    return 0;
-}
-static int wait_event(void *stream, void *event, unsigned flags)
-{
-    (void)stream, (void)event, (void)flags;
-    waits++;
-    return 0;
-}
-static int context_of(void *stream, void **ctx)
-{
-    (void)stream;
-    *ctx = (void *)(uintptr_t)1;
-    return 0;
-}
-static int no_event(void *event, void *stream)
-{
-    (void)event, (void)stream;
-    return 0;
-}
-static int over(void *event)
-{
-    (void)event;
-    return 0;
-}
 
 /* ---- a communicator of one rank on a GPU ---- */
 
@@ -145,26 +42,15 @@ static struct mk_gemm_problem problem(void)
 static int set_up(void **state)
 {
     (void)state;
-    struct mk_cuda *cu = (struct mk_cuda *)(uintptr_t)mk_cuda_open(NULL);
+    struct mk_cuda *cu = gpu_record();
     mk_unique_id_t none;
     mk_cu_ptr p[5];
     const size_t bytes[5] = {ROWS * DEPTH * 2, COLUMNS * DEPTH * 2, ROWS * COLUMNS * 2 + 64, COLUMNS * 2,
                              1 << 16};
     if (!cu)
         return 1;
-    cu->library_load = load;
-    cu->library_kernel = kernel_of;
-    cu->kernel_function = function_of;
-    cu->kernel_set_attribute = set_attribute;
-    cu->launch = record;
-    cu->tensor_map = map;
-    cu->stream_capturing = not_capturing;
-    cu->stream_wait_event = wait_event;
-    cu->stream_ctx = context_of;
-    cu->event_record = no_event;
-    cu->event_query = over;
     memset(&none, 0, sizeof(none));
-    if (cu->ctx_set((void *)(uintptr_t)1) || mk_comm_init_rank(&comm, 1, none, 0, NULL))
+    if (mk_comm_init_rank(&comm, 1, none, 0, NULL))
         return 1;
     for (int i = 0; i < 5; i++)
         if (cu->mem_alloc(&p[i], bytes[i]))
@@ -185,8 +71,16 @@ static int tear_down(void **state)
 static struct mk_ar launched(void)
 {
     struct mk_ar ar;
-    memcpy(&ar, last.args + 256, sizeof(ar));
+    memcpy(&ar, gpu.last.args + 256, sizeof(ar));
     return ar;
+}
+
+static int waits(void)
+{
+    int n = 0;
+    for (int i = 0; i < gpu.steps; i++)
+        n += gpu.step[i].what == GPU_WAIT;
+    return n;
 }
 
 /* ---- tests ---- */
@@ -199,27 +93,27 @@ static void g_and_k_share_the_multiprocessors(void **state)
     bool followed = false;
     const int spare = mk_pair_blocks(comm);
     uint64_t *descriptor;
-    assert_in_range(spare, 1, SMS / 2);
+    assert_in_range(spare, 1, GPU_SMS / 2);
     assert_int_equal(mk_pair_gemm(&p, spare, words, &streams[0], &tiles), 0);
-    assert_int_equal(strncmp(last.name, "pair_gemm_tn_bf16_", 18), 0);
-    assert_false(last.early);
-    assert_in_range(last.grid, SMS - spare - 1, SMS - spare); /* a cluster may be left out */
-    assert_int_equal(last.grid % last.cluster, 0);
-    assert_int_equal(last.threads, 384);
-    memcpy(&descriptor, last.args + 512, sizeof(descriptor));
+    assert_int_equal(strncmp(gpu.last.name, "pair_gemm_tn_bf16_", 18), 0);
+    assert_false(gpu.last.early);
+    assert_in_range(gpu.last.grid, GPU_SMS - spare - 1, GPU_SMS - spare); /* a cluster may be left out */
+    assert_int_equal(gpu.last.grid % gpu.last.cluster, 0);
+    assert_int_equal(gpu.last.threads, 384);
+    memcpy(&descriptor, gpu.last.args + 512, sizeof(descriptor));
     assert_ptr_equal(descriptor, words);
     assert_ptr_equal(tiles.words, words);
     assert_int_equal(tiles.n, COLUMNS);
     assert_int_equal(tiles.band_rows, 128);
-    assert_int_equal(tiles.parts, 2 * (COLUMNS / (strstr(last.name, "_256x") ? 256 : 128)));
+    assert_int_equal(tiles.parts, 2 * (COLUMNS / (strstr(gpu.last.name, "_256x") ? 256 : 128)));
 
     assert_int_equal(
         mk_pair_allreduce(comm, c, (uint64_t)ROWS * COLUMNS, MK_BFLOAT16, &tiles, &streams[0], &followed), 0);
     assert_true(followed);
-    assert_string_equal(last.name, "pair_allreduce_bf16");
-    assert_true(last.early);
-    assert_int_equal(last.grid, SMS); /* those without room wait for the end of G */
-    assert_ptr_equal(last.stream, &streams[0]);
+    assert_string_equal(gpu.last.name, "pair_allreduce_bf16");
+    assert_true(gpu.last.early);
+    assert_int_equal(gpu.last.grid, GPU_SMS); /* those without room wait for the end of G */
+    assert_ptr_equal(gpu.last.stream, &streams[0]);
     const struct mk_ar ar = launched();
     assert_int_equal(ar.skip_compute, MK_TILES_COME);
     assert_ptr_equal(ar.tile_flag, (uint64_t *)words + MK_PAIR_HEAD);
@@ -244,7 +138,7 @@ static void without_tiles_k_comes_after_g(void **state)
     const struct mk_ar with = launched();
     assert_int_equal(mk_pair_allreduce(comm, c, count, MK_BFLOAT16, NULL, &streams[0], &followed), 0);
     assert_false(followed);
-    assert_false(last.early);
+    assert_false(gpu.last.early);
     const struct mk_ar without = launched();
     assert_int_equal(without.skip_compute, MK_TILES_HERE);
     /* what the ranks must share */
@@ -256,7 +150,7 @@ static void without_tiles_k_comes_after_g(void **state)
     tiles.m = ROWS * COLUMNS / 125;
     assert_int_equal(mk_pair_allreduce(comm, c, count, MK_BFLOAT16, &tiles, &streams[0], &followed), 0);
     assert_false(followed);
-    assert_false(last.early);
+    assert_false(gpu.last.early);
     assert_int_equal(launched().skip_compute, MK_TILES_HERE);
 }
 
@@ -282,13 +176,13 @@ static void on_another_stream_k_comes_after_g(void **state)
     const uint64_t count = (uint64_t)ROWS * COLUMNS;
     bool followed = false;
     assert_int_equal(mk_pair_allreduce(comm, c, count, MK_BFLOAT16, NULL, &streams[0], NULL), 0);
-    waits = 0;
+    gpu_forget();
     assert_int_equal(mk_pair_allreduce(comm, c, count, MK_BFLOAT16, &tiles, &streams[1], &followed), 0);
-    assert_int_equal(waits, 1);
+    assert_int_equal(waits(), 1);
     assert_false(followed);
-    assert_false(last.early);
+    assert_false(gpu.last.early);
     assert_int_equal(mk_pair_allreduce(comm, c, count, MK_BFLOAT16, &tiles, &streams[1], &followed), 0);
-    assert_int_equal(waits, 1);
+    assert_int_equal(waits(), 1);
     assert_true(followed);
 }
 
@@ -311,19 +205,19 @@ static void what_the_copy_engine_cannot_take(void **state)
     p = problem();
     p.k = 0;
     assert_false(mk_pair_gemm_can(&p));
-    launches = 0;
+    gpu_forget();
     assert_int_equal(
         mk_pair_allreduce(comm, c + 2, ROWS * COLUMNS, MK_BFLOAT16, &tiles, &streams[1], &followed), 0);
     assert_false(followed);
-    assert_string_equal(last.name, "gemm_ar_portable_bf16");
+    assert_string_equal(gpu.last.name, "gemm_ar_portable_bf16");
     assert_int_equal(mk_pair_allreduce(comm, c, 4095, MK_FLOAT16, &tiles, &streams[1], &followed), 0);
     assert_false(followed);
-    assert_string_equal(last.name, "gemm_ar_portable_fp16");
+    assert_string_equal(gpu.last.name, "gemm_ar_portable_fp16");
     /* as many tiles of 128 as no GEMM may have: here none is computed */
     assert_int_equal(mk_pair_allreduce(comm, c + 2, ((uint64_t)MK_GPU_TILES << 15) - 8, MK_BFLOAT16, NULL,
                                        &streams[1], NULL),
                      0);
-    assert_int_equal(launches, 3);
+    assert_int_equal(gpu.launches, 3);
 }
 
 /* A grid of one block each is the least. */
@@ -332,9 +226,9 @@ static void few_multiprocessors(void **state)
     (void)state;
     const struct mk_gemm_problem p = problem();
     struct mk_pair_tiles tiles;
-    assert_int_equal(mk_pair_gemm(&p, SMS + 5, words, &streams[0], &tiles), 0);
-    assert_int_equal(last.grid, 1);
-    assert_int_equal(last.cluster, 1);
+    assert_int_equal(mk_pair_gemm(&p, GPU_SMS + 5, words, &streams[0], &tiles), 0);
+    assert_int_equal(gpu.last.grid, 1);
+    assert_int_equal(gpu.last.cluster, 1);
 }
 
 int main(void)

@@ -9,7 +9,6 @@
 #include "mk/cuda.h"
 #include "mk/fused.h"
 #include "tests/net/fake_cuda.h"
-#include <dlfcn.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -25,14 +24,6 @@ struct plan {
     int without; /* this rank has no current context; -1: all have one */
     bool one_gpu;
 };
-
-static const struct fake_cuda_counts *counts(void)
-{
-    const void *p = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "fake_cuda_counts");
-    if (!p)
-        abort();
-    return p;
-}
 
 static void use_gpu(int device)
 {
@@ -51,7 +42,7 @@ static void wait_stage(struct job *j, int rank, int stage)
 /* What is allocated, mapped, pinned; a communicator of one rank sweeps what others left. */
 static int rest(struct job *j, int rank)
 {
-    const struct fake_cuda_counts *n = counts();
+    const struct fake_cuda_counts *n = fake_cuda_found();
     mk_unique_id_t none;
     mk_comm_t alone;
     unsetenv("FAKE_CUDA_FAIL");
@@ -92,7 +83,7 @@ static int set_up(struct job *j, int rank)
         return ret > 0 ? ret : 0;
     }
     if (rank == 1 && !p->fail)
-        j->r[rank].hash[0] = (unsigned long)counts()->calls;
+        j->r[rank].hash[0] = (unsigned long)fake_cuda_found()->calls;
     const int left = rest(j, rank);
     job_stage(j, rank, CHECKED);
     wait_stage(j, 1 - rank, CHECKED);
@@ -170,7 +161,7 @@ static int leave_first(struct job *j, int rank)
         return rest(j, rank);
     }
     mk_comm_destroy(comm);
-    const long kept = counts()->memory;
+    const long kept = fake_cuda_found()->memory;
     job_stage(j, rank, DESTROYED);
     wait_stage(j, 1, DESTROYED);
     return kept == 1 ? rest(j, rank) : 23;

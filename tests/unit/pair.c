@@ -33,6 +33,7 @@ static const struct {
                {211, "W collectives have to be witnessed"},
                {212, "errors stick"},
                {213, "launches of graphs that nobody counts"},
+               {214, "counts that are no multiple of the granule"},
                {221, "the weight in a site's key"},
                {222, "beta"},
                {223, "never, where the first call was too early"},

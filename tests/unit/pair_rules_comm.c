@@ -44,6 +44,34 @@ static void shared_facts_choose_nccl(void **state)
     sim_end(&s);
 }
 
+/* What K cannot divide into whole chunks is NCCL's; 0: any count. */
+static void counts_are_multiples_of_the_granule(void **state)
+{
+    (void)state;
+    static const uint32_t granules[] = {0, 1, 64};
+    static const uint64_t counts[] = {32, 63, 64, 65, 96, 127, 128, 192, 4095, 4096, 4096 + 32};
+    for (size_t g = 0; g < sizeof(granules) / sizeof(granules[0]); g++) {
+        struct sim s;
+        sim_start(&s, NULL);
+        const struct mk_pair_gemm w = W1;
+        struct mk_pair_event e = sim_comm_event(MK_PAIR_EV_COMM_AGREED, 0);
+        sim_tied(&s, 0);
+        e.u.comm.config = sim_config();
+        e.u.comm.config.granule = granules[g];
+        sim_step(&s, &e);
+        sim_switch(&s, 0, sim_number(&s, 0), MK_PAIR_FUSED);
+        for (size_t i = 0; i < sizeof(counts) / sizeof(counts[0]); i++) {
+            struct mk_pair_coll c = sim_coll_of(0, &w);
+            c.count = counts[i];
+            if (granules[g] == 64 && counts[i] % 64)
+                EXPECT(&s, sim_coll(&s, 0, &c), NCCL, COUNT);
+            else
+                EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, NO_GEMM);
+        }
+        sim_end(&s);
+    }
+}
+
 /* Nothing local: stream, thread, alignment, window, what came before, counters, lateness, in place or not. */
 static void local_facts_never_choose_nccl(void **state)
 {
@@ -453,6 +481,7 @@ int pair_rules_comm(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shared_facts_choose_nccl),
+        cmocka_unit_test(counts_are_multiples_of_the_granule),
         cmocka_unit_test(local_facts_never_choose_nccl),
         cmocka_unit_test(unaligned_and_window_are_plain),
         cmocka_unit_test(state_word_switches_at_its_number),

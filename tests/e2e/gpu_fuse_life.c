@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* mk_fuse_ops: communicators, from their making to their end. */
+#include "gpu_fuse.h"
+#include "mkernel.h"
+#include "tests/net/free_port.h"
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- making ---- */
+
+void prepare_is_asked_again(void **state)
+{
+    (void)state;
+    assert_int_equal(ops->prepare(&nccl[0], NULL, 11, 0, 1), MK_ERR_AGAIN);
+    assert_int_equal(prepared(&nccl[0], 11, 1), 0);
+    const long events = counts->events, memory = counts->memory;
+    assert_true(events > base.events && memory > base.memory);
+    for (int i = 0; i < 3; i++)
+        assert_int_equal(ops->prepare(&nccl[0], NULL, 11, 0, 1), 0);
+    assert_int_equal(counts->events, events);
+    assert_int_equal(counts->memory, memory);
+    /* another one is another one */
+    assert_int_equal(ops->prepare(&nccl[1], NULL, 12, 0, 1), MK_ERR_AGAIN);
+    assert_int_equal(prepared(&nccl[1], 12, 1), 0);
+    assert_int_equal(counts->events - events, events - base.events);
+    ops->end(&nccl[1]);
+    assert_int_equal(counts->events, events);
+    assert_int_equal(ops->prepare(&nccl[0], NULL, 11, 0, 1), 0);
+}
+
+static void *ask(void *out)
+{
+    *(int *)out = ops->prepare(&nccl[1], NULL, 13, 0, 1);
+    return NULL;
+}
+
+void no_context_no_kernels(void **state)
+{
+    pthread_t t;
+    int said[2] = {0, 0};
+    (void)state;
+    for (int i = 0; i < 2; i++) { /* a new thread has none */
+        assert_int_equal(pthread_create(&t, NULL, ask, &said[i]), 0);
+        assert_int_equal(pthread_join(t, NULL), 0);
+        assert_int_equal(said[i], MK_ERR_UNSUPPORTED);
+    }
+    assert_int_equal(counts->events, base.events);
+}
+
+static void no_k(void *comm)
+{
+    struct mk_fuse_k k = reduction(0, 1, false);
+    k.comm = comm;
+    gpu_forget();
+    assert_true(ops->launch_k(&k) < 0);
+    assert_int_equal(gpu.steps, 0);
+}
+
+/* Each call of the driver fails once, in the collective's thread or in that of the communicator. */
+void every_call_fails_once(void **state)
+{
+    int n = 0;
+    (void)state;
+    for (int ret = MK_ERR_AGAIN; ret; n++) {
+        char text[32];
+        assert_in_range(n, 0, 40);
+        snprintf(text, sizeof(text), "%ld", counts->calls + 1 + n);
+        setenv("FAKE_CUDA_FAIL", text, 1);
+        const bool at_once = (ret = ops->prepare(&nccl[0], NULL, 14, 0, 1)) != MK_ERR_AGAIN;
+        if (!at_once)
+            ret = prepared(&nccl[0], 14, 1);
+        if (!ret)
+            break;
+        assert_int_equal(ret, MK_ERR_CUDA);
+        if (!at_once) /* and stays so */
+            assert_int_equal(ops->prepare(&nccl[0], NULL, 14, 0, 1), MK_ERR_CUDA);
+        no_k(&nccl[0]);
+        ops->end(&nccl[0]);
+        assert_memory_equal(&counts->memory, &base.memory,
+                            sizeof(base) - offsetof(struct fake_cuda_counts, memory));
+    }
+    unsetenv("FAKE_CUDA_FAIL");
+    assert_in_range(n, 8, 40);
+}
+
+void not_for_portable_kernels(void **state)
+{
+    (void)state;
+    setenv("MK_GEMM", "portable", 1);
+    assert_int_equal(prepared(&nccl[0], 15, 1), MK_ERR_UNSUPPORTED);
+    unsetenv("MK_GEMM");
+    no_k(&nccl[0]);
+}
+
+/* ---- errors, end ---- */
+
+void a_failed_communicator_says_so(void **state)
+{
+    struct mk_fuse_k k = reduction(0, 1, false);
+    (void)state;
+    assert_int_equal(prepared(&nccl[1], 16, 1), 0);
+    assert_int_equal(ops->launch_k(&k), 0);
+    (ops->fail)(&nccl[0], MK_ERR_NET, true);
+    gpu_forget();
+    assert_int_equal(ops->launch_k(&k), MK_ERR_NET);
+    assert_int_equal(gpu.launches, 0);
+    (ops->fail)(&nccl[0], MK_ERR_TIMEOUT, false); /* the first one stays */
+    assert_int_equal(ops->launch_k(&k), MK_ERR_NET);
+    k.comm = &nccl[1];
+    assert_int_equal(ops->launch_k(&k), 0);
+    assert_int_equal(gpu.launches, 1);
+}
+
+void the_end_leaves_the_callers_context(void **state)
+{
+    const struct mk_cuda *cu = mk_cuda_open(NULL);
+    void *ctx = NULL, *const other = (void *)(uintptr_t)2;
+    const struct mk_fuse_k k = reduction(0, 1, false);
+    (void)state;
+    assert_int_equal(ops->launch_k(&k), 0);
+    assert_int_equal(cu->ctx_set(other), 0);
+    ops->end(&nccl[0]);
+    cu->ctx_current(&ctx);
+    assert_int_equal(cu->ctx_set((void *)(uintptr_t)1), 0);
+    assert_ptr_equal(ctx, other);
+    assert_memory_equal(&counts->memory, &base.memory,
+                        sizeof(base) - offsetof(struct fake_cuda_counts, memory));
+    no_k(&nccl[0]);
+    ops->end(&nccl[0]); /* nobody */
+}
+
+/* One of two ranks, and the other never comes: MK_TIMEOUT is an hour. */
+void the_end_waits_for_no_other_rank(void **state)
+{
+    char port[16];
+    (void)state;
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    snprintf(port, sizeof(port), "%d", free_port());
+    setenv("MASTER_PORT", port, 1);
+    for (int i = 0; i < 4; i++) {
+        const struct mk_fuse_k k = reduction(0, 1, false);
+        assert_int_equal(ops->prepare(&nccl[0], NULL, 17 + (uint64_t)i, i & 1, 2), MK_ERR_AGAIN);
+        assert_true(counts->events > base.events);
+        if (i & 2)
+            nap_ms(300); /* likely it has begun to look for the other one by then; nothing depends on it */
+        assert_int_equal(ops->prepare(&nccl[0], NULL, 17 + (uint64_t)i, i & 1, 2), MK_ERR_AGAIN);
+        gpu_forget();
+        assert_true(ops->launch_k(&k) < 0);
+        (ops->fail)(&nccl[0], MK_ERR_NET, true);
+        assert_int_equal(gpu.steps, 0);
+        ops->end(&nccl[0]);
+        for (int ms = 0; ms < 60000 && __atomic_load_n(&counts->events, __ATOMIC_ACQUIRE) != base.events;
+             ms++)
+            nap_ms(1);
+        assert_memory_equal(&counts->memory, &base.memory,
+                            sizeof(base) - offsetof(struct fake_cuda_counts, memory));
+    }
+    unsetenv("MASTER_ADDR");
+    unsetenv("MASTER_PORT");
+}
