@@ -83,24 +83,30 @@ static void leave(const struct fuse_comm *c, void *before)
 
 /* ---- making ---- */
 
-/* Until its last operation is over, one of a graph too; MK_TIMEOUT at most. */
-static void settle(const struct fuse_comm *c)
+/* Until its last operation is over, one of a graph too; false: it is not after `seconds`. */
+static bool settled(const struct fuse_comm *c, double seconds)
 {
     const struct mk_cuda *cu = mk_cuda_open(NULL);
     const struct timespec nap = {.tv_nsec = 100000};
     const uint64_t since = mk_time_ns();
-    while (c->mk && cu->event_query(c->order) == MK_CU_NOT_READY &&
-           (double)(mk_time_ns() - since) < 1e9 * c->mk->settings.timeout)
+    int relaxed = MK_CU_CAPTURE_RELAXED, err = 0;
+    cu->capture_mode(&relaxed); /* another thread may be capturing */
+    void *const before = enter(c);
+    while (c->mk && (err = cu->event_query(c->order)) == MK_CU_NOT_READY &&
+           (double)(mk_time_ns() - since) < 1e9 * seconds)
         nanosleep(&nap, NULL);
+    leave(c, before);
+    cu->capture_mode(&relaxed);
+    return err != MK_CU_NOT_READY;
 }
 
 static void drop(struct fuse_comm *c)
 {
     const struct mk_cuda *cu = mk_cuda_open(NULL);
     int relaxed = MK_CU_CAPTURE_RELAXED;
-    cu->capture_mode(&relaxed); /* another thread may be capturing */
+    settled(c, c->mk ? c->mk->settings.timeout : 0);
+    cu->capture_mode(&relaxed);
     void *const before = enter(c);
-    settle(c);
     mk_comm_destroy(c->mk);
     void *const events[] = {c->order, c->inside, c->forked, c->joined};
     for (size_t i = 0; i < sizeof(events) / sizeof(events[0]); i++)
@@ -231,6 +237,16 @@ static int prepare(void *nccl, void *stream, uint64_t id, int rank, int nranks)
     return ret;
 }
 
+static void *drop_later(void *c)
+{
+    drop(c);
+    return NULL;
+}
+
+/* A K under way waits for its peers, and these may need what the caller of NCCL's destroy holds. One that is about to end may:
+ * a process that exits next has said good-bye then. */
+#define PATIENCE_S 0.2
+
 static void end(void *nccl)
 {
     pthread_mutex_lock(&lock);
@@ -245,8 +261,13 @@ static void end(void *nccl)
     }
     const bool made = c && c->state != MAKING;
     pthread_mutex_unlock(&lock);
-    if (made)
-        drop(c); /* else its thread does */
+    pthread_t thread;
+    if (!made)
+        return; /* its thread drops it */
+    if (settled(c, PATIENCE_S) || pthread_create(&thread, NULL, drop_later, c))
+        drop(c);
+    else
+        pthread_detach(thread);
 }
 
 /* ---- G ---- */

@@ -59,7 +59,7 @@ struct mk_fuse_ops {
     /* The user aborts it: what is under way leaves. Without the lock, which a launch may hold that waits for room; peers are told
      * nothing, since they may need no more of this rank. NULL: nothing. */
     void (*abort)(void *comm);
-    /* The communicator is about to be destroyed. Without the lock: it waits for what was launched, MK_TIMEOUT at most. */
+    /* The communicator is about to be destroyed. Without the lock, and waits for no peer. */
     void (*end)(void *comm);
 };
 
