@@ -50,7 +50,7 @@
     X(gemm, "MK_GEMM", WORD, "auto", fused, "auto|builtin|portable: builtin: no OpenBLAS; portable: GPU kernels without Hopper instructions") \
     X(wire, "MK_WIRE", WORD, "auto", fused, "auto|fp32: type of node sums between nodes; auto: that of C")   \
     X(deterministic, "MK_DETERMINISTIC", BOOL, "0", fused, "1: no choice that could change bits between runs") \
-    X(fuse, "MK_FUSE", WORD, "off", plugin, "off|graph|on: interception; without fused kernels for it every call is passed on") \
+    X(fuse, "MK_FUSE", WORD, "off", plugin, "off|graph|on: interception of GEMMs and their all-reduce, in CUDA graphs or everywhere") \
     X(verify, "MK_VERIFY", BOOL, "0", plugin, "1: interception checks its proofs after the fact")            \
     X(tuner, "MK_TUNER", WORD, "on", tuner, "off|observe|on: NCCL's tuner logs, or does, what all ranks agreed on; off: nothing is learned either")                                                \
     X(tuner_file, "MK_TUNER_FILE", STR, "", tuner, "file of learned starting points")                        \
