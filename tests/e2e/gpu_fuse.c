@@ -112,6 +112,7 @@ int end_all(void **state)
 {
     (void)state;
     gpu.capturing = NULL;
+    __atomic_store_n(&gpu.busy, false, __ATOMIC_RELEASE);
     gpu.fail_launch = gpu.fail_order = gpu.fail_copy = gpu.fail_object = gpu.fail_retain = false;
     unsetenv("FAKE_CUDA_FAIL");
     for (int i = 0; i < 3; i++)
@@ -465,6 +466,7 @@ int main(void)
         READY(of_nobody),
         READY(a_failed_communicator_says_so),
         READY(the_end_leaves_the_callers_context),
+        READY(the_end_waits_for_no_k),
         BARE(the_end_waits_for_no_other_rank),
     };
     setenv("MK_NET", "loop", 1);

@@ -43,6 +43,7 @@ void every_call_fails_once(void **state);
 void not_for_portable_kernels(void **state);
 void a_failed_communicator_says_so(void **state);
 void the_end_leaves_the_callers_context(void **state);
+void the_end_waits_for_no_k(void **state);
 void the_end_waits_for_no_other_rank(void **state);
 
 void words_belong_to_their_graph(void **state);

@@ -49,6 +49,12 @@ void no_context_no_kernels(void **state)
     assert_int_equal(counts->events, base.events);
 }
 
+static void same_as_before(void)
+{
+    assert_memory_equal(&counts->memory, &base.memory,
+                        sizeof(base) - offsetof(struct fake_cuda_counts, memory));
+}
+
 static void no_k(void *comm)
 {
     struct mk_fuse_k k = reduction(0, 1, false);
@@ -78,8 +84,7 @@ void every_call_fails_once(void **state)
             assert_int_equal(ops->prepare(&nccl[0], NULL, 14, 0, 1), MK_ERR_CUDA);
         no_k(&nccl[0]);
         ops->end(&nccl[0]);
-        assert_memory_equal(&counts->memory, &base.memory,
-                            sizeof(base) - offsetof(struct fake_cuda_counts, memory));
+        same_as_before();
     }
     unsetenv("FAKE_CUDA_FAIL");
     assert_in_range(n, 8, 40);
@@ -125,13 +130,34 @@ void the_end_leaves_the_callers_context(void **state)
     cu->ctx_current(&ctx);
     assert_int_equal(cu->ctx_set((void *)(uintptr_t)1), 0);
     assert_ptr_equal(ctx, other);
-    assert_memory_equal(&counts->memory, &base.memory,
-                        sizeof(base) - offsetof(struct fake_cuda_counts, memory));
+    same_as_before();
     no_k(&nccl[0]);
     ops->end(&nccl[0]); /* nobody */
 }
 
-/* One of two ranks, and the other never comes: MK_TIMEOUT is an hour. */
+/* Until another thread has given everything back. */
+static void all_back(void)
+{
+    for (int ms = 0; ms < 60000 && __atomic_load_n(&counts->events, __ATOMIC_ACQUIRE) != base.events; ms++)
+        nap_ms(1);
+    same_as_before();
+}
+
+/* A K under way waits for its peers. MK_TIMEOUT is an hour. */
+void the_end_waits_for_no_k(void **state)
+{
+    const struct mk_fuse_k k = reduction(0, 1, false);
+    (void)state;
+    assert_int_equal(ops->launch_k(&k), 0);
+    __atomic_store_n(&gpu.busy, true, __ATOMIC_RELEASE);
+    ops->end(&nccl[0]);
+    assert_true(__atomic_load_n(&counts->events, __ATOMIC_ACQUIRE) > base.events);
+    no_k(&nccl[0]);
+    __atomic_store_n(&gpu.busy, false, __ATOMIC_RELEASE);
+    all_back();
+}
+
+/* One of two ranks, and the other never comes. */
 void the_end_waits_for_no_other_rank(void **state)
 {
     char port[16];
@@ -151,11 +177,7 @@ void the_end_waits_for_no_other_rank(void **state)
         (ops->fail)(&nccl[0], MK_ERR_NET, true);
         assert_int_equal(gpu.steps, 0);
         ops->end(&nccl[0]);
-        for (int ms = 0; ms < 60000 && __atomic_load_n(&counts->events, __ATOMIC_ACQUIRE) != base.events;
-             ms++)
-            nap_ms(1);
-        assert_memory_equal(&counts->memory, &base.memory,
-                            sizeof(base) - offsetof(struct fake_cuda_counts, memory));
+        all_back();
     }
     unsetenv("MASTER_ADDR");
     unsetenv("MASTER_PORT");

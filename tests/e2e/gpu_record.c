@@ -127,7 +127,7 @@ static int wait_event(void *stream, void *event, unsigned flags)
 static int over(void *event)
 {
     (void)event;
-    return 0;
+    return __atomic_load_n(&gpu.busy, __ATOMIC_ACQUIRE) ? MK_CU_NOT_READY : 0;
 }
 static void *copying; /* a stream that nobody has waited for since its last copy */
 static int copy(mk_cu_ptr to, mk_cu_ptr from, size_t bytes, void *stream)

@@ -36,6 +36,7 @@ struct gpu_record {
     uintptr_t node;          /* the capture's newest, on which the next one depends */
     int objects;             /* user objects that there are */
     int hasty;               /* streams that were destroyed before their copies were known to be there */
+    bool busy;               /* __atomic: what was launched does not end */
     bool fail_launch, fail_order, fail_copy, fail_object, fail_retain;
 };
 extern struct gpu_record gpu;
