@@ -107,7 +107,10 @@ void a_failed_communicator_says_so(void **state)
     (void)state;
     assert_int_equal(prepared(&nccl[1], 16, 1), 0);
     assert_int_equal(ops->launch_k(&k), 0);
+    assert_int_equal(ops->error(&nccl[0]), 0);
     (ops->fail)(&nccl[0], MK_ERR_NET, true);
+    assert_int_equal(ops->error(&nccl[0]), MK_ERR_NET);
+    assert_int_equal(ops->error(&nccl[1]), 0);
     gpu_forget();
     assert_int_equal(ops->launch_k(&k), MK_ERR_NET);
     assert_int_equal(gpu.launches, 0);

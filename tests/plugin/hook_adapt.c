@@ -241,6 +241,24 @@ static void failing_g_and_k(void)
     DID("ncclCommGetAsyncError end ncclCommDestroy");
 }
 
+/* A launch that has failed since: NCCL's asynchronous error, and that of the next call, whichever asks first. */
+static void failing_later(void)
+{
+    int error = 0;
+    rank_agree();
+    LEARN;
+    r.later_error = MK_ERR_NET;
+    CHECK(REDUCE(c_mem, c_mem) != 0);
+    DID("fail FAIL:error");
+    CHECK(r.failed == MK_ERR_NET && r.told);
+    rank_agree();
+    CHECK(!ncclCommGetAsyncError(&r.comm, &error) && !error);
+    r.later_error = MK_ERR_NET;
+    CHECK(!ncclCommGetAsyncError(&r.comm, &error) && error);
+    CHECK(r.failed == MK_ERR_NET && r.told);
+    DID("ncclCommGetAsyncError ncclCommGetAsyncError fail");
+}
+
 static void what_the_original_returns(void)
 {
     rank_agree();
@@ -268,6 +286,7 @@ static void aborts_and_ends(void)
     LEARN;
     CHECK(!ncclCommAbort(&r.comm));
     DID("fail end ncclCommAbort");
+    CHECK(r.aborts == 1 && r.failed == MK_ERR_ABORTED && !r.told); /* peers may need nothing more of it */
     CHECK(r.failed == MK_ERR_ABORTED && !r.face->comm((uintptr_t)&r.comm, &facts));
     rank_agree();
     CHECK(!ncclCommRevoke(&r.comm, 0));
@@ -369,6 +388,32 @@ static void without_counters(void)
     DID("G K rec G PLAIN:no-proof");
 }
 
+/* And then a GEMM stays the original, if that is wished, but not in a capture. */
+static void proved_only(void)
+{
+    struct mk_adapt_options options = {.witness = 1, .proved_only = true};
+    options.ops = rank_ops();
+    rank_start(&options);
+    rank_agree_comm(&r.comm, 99, &r.s);
+    DID("nccl rec NCCL:not-ready");
+    LEARN;
+    rank_gemm(&r.s, c_mem);
+    REDUCE(c_mem, c_mem);
+    DID("gemm K rec ORIGINAL PLAIN:original-gemm:no-proof");
+    rank_begin_capture(&r.s, 5);
+    rank_gemm(&r.s, c_mem);
+    REDUCE(c_mem, c_mem);
+    DID("wait-external G+room K|| rec G OVERLAP");
+    options.counted = true;
+    rank_start(&options);
+    rank_agree_comm(&r.comm, 99, &r.s);
+    DID("nccl rec NCCL:not-ready");
+    LEARN;
+    rank_gemm(&r.s, c_mem);
+    REDUCE(c_mem, c_mem);
+    DID("G+room K|| rec G OVERLAP");
+}
+
 static void scalars_and_modes(void)
 {
     const float one = 1, two = 2, zero = 0;
@@ -416,12 +461,14 @@ int main(int argc, char **argv)
     threads_have_their_own_groups();
     two_communicators();
     failing_g_and_k();
+    failing_later();
     what_the_original_returns();
     aborts_and_ends();
     handles_come_again();
     captured();
     unknown_streams();
     without_counters();
+    proved_only();
     scalars_and_modes();
     lt_cases();
     fprintf(stderr, "%d failures\n", failures);

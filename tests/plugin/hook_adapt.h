@@ -15,9 +15,11 @@ struct rank {
     /* what the stand-ins for G and K are to return, and to say */
     int g_error, k_error, wait_error, record_error;
     bool cannot, late;
+    int later_error; /* of a launch, by now */
     struct mk_fuse_g last_g;
     struct mk_pair_gemm gemm; /* what that was launched for, or asked about */
     struct mk_fuse_k last_k;
+    int aborts; /* by the user */
     int failed; /* error of the last `fail` */
     bool told;
 };

@@ -96,6 +96,18 @@ static void fail(void *comm, int error, bool tell)
     note("fail");
 }
 
+static int error_of(void *comm)
+{
+    return comm == &r.comm ? r.later_error : 0;
+}
+
+/* Without the lock: an event would wait for it for ever. */
+static void abort_one(void *comm)
+{
+    struct mk_pair_comm_facts facts;
+    r.aborts += r.face->comm((uintptr_t)comm, &facts) && !facts.error;
+}
+
 static void end(void *comm)
 {
     (void)comm;
@@ -113,7 +125,9 @@ static const struct mk_fuse_ops ops = {.epilogues = 1u << MK_PAIR_BIAS,
                                        .wait = wait_for,
                                        .record = record,
                                        .join = join,
+                                       .error = error_of,
                                        .fail = fail,
+                                       .abort = abort_one,
                                        .end = end};
 
 const struct mk_fuse_ops *rank_ops(void)
