@@ -102,8 +102,12 @@ bool mk_adapt_at(void *stream, struct mk_pair_at *at)
     uint64_t capture = 0;
     memset(at, 0, sizeof(*at));
     MK_ASK(cuStreamGetCaptureInfo_v2, get_capture);
-    if (!get_capture || get_capture(stream, &status, &capture, &graph, &deps, &ndeps) ||
-        !(status == 1 ? ask_capturing(stream, &s) : ask_stream(stream, &s)))
+    if (!get_capture || get_capture(stream, &status, &capture, &graph, &deps, &ndeps))
+        return false;
+    /* One that is invalid is a capture all the same: whether K or NCCL runs must not depend on this rank's mishap, which the launch
+     * will tell. */
+    at->capture = status == 2 ? UINT64_MAX : 0;
+    if (status == 2 || !(status == 1 ? ask_capturing(stream, &s) : ask_stream(stream, &s)))
         return false;
     at->ctx = s.ctx;
     at->stream = s.stream;

@@ -354,6 +354,23 @@ static void captured(void)
     CHECK(r.last_k.reduce);
 }
 
+/* Under MK_FUSE=graph a capture that has become invalid on this rank is NCCL's on no rank. */
+static void invalid_capture(void)
+{
+    rank_start_fused();
+    rank_agree_comm_as(&r.comm, 99, &r.s, true);
+    DID("nccl rec NCCL:not-ready");
+    REDUCE(c_mem, c_mem);
+    DID("nccl rec NCCL:graph-only");
+    rank_begin_capture(&r.s, 5);
+    REDUCE(c_mem, c_mem);
+    DID("wait-external K rec PLAIN:no-gemm");
+    r.s.capturing = 2;
+    r.k_error = MK_ERR_CUDA;
+    CHECK(REDUCE(c_mem, c_mem) != 0);
+    DID("wait-external K! fail PLAIN:no-gemm");
+}
+
 /* What the driver does not say makes K plain and leaves a GEMM alone; it never makes a collective NCCL's. */
 static void unknown_streams(void)
 {
@@ -466,6 +483,7 @@ int main(int argc, char **argv)
     aborts_and_ends();
     handles_come_again();
     captured();
+    invalid_capture();
     unknown_streams();
     without_counters();
     proved_only();

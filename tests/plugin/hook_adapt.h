@@ -34,6 +34,7 @@ void rank_start_fused(void);
 /* The same, and r.comm is agreed and fused from its next operation on, after one on `stream`. */
 void rank_agree(void);
 void rank_agree_comm(struct stand_comm *comm, uint64_t id, struct stand_stream *on);
+void rank_agree_comm_as(struct stand_comm *comm, uint64_t id, struct stand_stream *on, bool graph_only);
 /* M x N = 4 x 8, K = 16, bf16, C, A and W of test memory. */
 int rank_gemm(struct stand_stream *on, void *c);
 int rank_reduce(struct stand_comm *comm, struct stand_stream *on, const void *send, void *recv, size_t count);

@@ -215,6 +215,11 @@ void rank_start_fused(void)
 
 void rank_agree_comm(struct stand_comm *comm, uint64_t id, struct stand_stream *on)
 {
+    rank_agree_comm_as(comm, id, on, false);
+}
+
+void rank_agree_comm_as(struct stand_comm *comm, uint64_t id, struct stand_stream *on, bool graph_only)
+{
     struct mk_pair_event e = {.kind = MK_PAIR_EV_COMM_ID};
     struct mk_pair_comm_facts facts;
     comm->id = id;
@@ -229,7 +234,8 @@ void rank_agree_comm(struct stand_comm *comm, uint64_t id, struct stand_stream *
     e.u.comm.config = (struct mk_pair_config){.max_bytes = 1 << 20,
                                               .functions = 1u << MK_PAIR_ALLREDUCE,
                                               .dtypes = 1u << MK_BFLOAT16 | 1u << MK_FLOAT16,
-                                              .nranks = (uint32_t)comm->nranks};
+                                              .nranks = (uint32_t)comm->nranks,
+                                              .graph_only = graph_only};
     CHECK(!r.face->event(&e));
     e.kind = MK_PAIR_EV_COMM_SWITCH;
     e.u.comm.number = facts.number;
