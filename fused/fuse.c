@@ -40,7 +40,8 @@ struct fuse_comm {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* after the recogniser's; waits for nobody */
 static pthread_cond_t idle = PTHREAD_COND_INITIALIZER;
 static struct fuse_comm *list;
-static int spare; /* blocks of K: the same for all communicators of a process; 0: none is ready */
+/* Atomic; the same for all communicators of a process. */
+static int spare; /* what G spares for K; 0: none is ready */
 static int kept;  /* multiprocessors that MK_BLOCKS leaves to others */
 
 /* A call's hold of the communicator; NULL: there is none, or (ready) it cannot be used yet. */
@@ -157,8 +158,8 @@ static void *make(void *arg)
     c->mk = mk;
     c->error = ret;
     if (!ret) {
-        spare = mk_pair_blocks(mk);
-        kept = mk->gpu->sms - mk_gpu_blocks(mk);
+        __atomic_store_n(&kept, mk->gpu->sms - mk_gpu_blocks(mk), __ATOMIC_RELAXED);
+        __atomic_store_n(&spare, mk_pair_blocks(mk), __ATOMIC_RELEASE);
     }
     c->state = ret ? FAILED : READY;
     pthread_mutex_unlock(&lock);
@@ -296,7 +297,7 @@ static bool problem_of(const struct mk_pair_gemm *g, struct mk_gemm_problem *p)
 static bool can(const struct mk_pair_gemm *g)
 {
     struct mk_gemm_problem p;
-    return __atomic_load_n(&spare, __ATOMIC_RELAXED) && problem_of(g, &p) && mk_pair_gemm_can(&p);
+    return __atomic_load_n(&spare, __ATOMIC_ACQUIRE) && problem_of(g, &p) && mk_pair_gemm_can(&p);
 }
 
 static int launch_g(const struct mk_fuse_g *g)
@@ -311,7 +312,9 @@ static int launch_g(const struct mk_fuse_g *g)
                                                               : mk_fuse_words(cu, g->descriptor);
     if (!words)
         return mk_fail_quiet(MK_ERR_NOMEM, "no memory for what G tells");
-    const int ret = mk_pair_gemm(&p, (g->room ? spare : 0) + kept, words, g->stream, &last.tiles);
+    const int room = g->room ? __atomic_load_n(&spare, __ATOMIC_ACQUIRE) : 0;
+    const int ret =
+        mk_pair_gemm(&p, room + __atomic_load_n(&kept, __ATOMIC_RELAXED), words, g->stream, &last.tiles);
     if (ret)
         return ret;
     if (g->captured) {

@@ -373,11 +373,12 @@ static int late_acceptor(struct half *h)
     }
     CHECK_OK(ret);
     CHECK(!t.left && kept == !h->who);
+    /* As NCCL does. Nobody asks it for the first meeting any more, which may be there still. */
+    mk_p2p_listen_close(l);
     for (const uint64_t then = mk_time_ns() + 20000000000ull; h->p->closing && mk_time_ns() < then;)
         half_drive(h->p, 1);
     CHECK(!h->p->closing); /* what was begun is given back */
     CHECK_OK(half_serve(h));
-    mk_p2p_listen_close(l);
     mk_p2p_comm_close(tx);
     mk_p2p_comm_close(rx);
     return half_step(h);
