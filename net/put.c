@@ -286,8 +286,8 @@ static void take_credit(struct mk_link *l, const struct mk_put *p)
 {
     struct mk_credit *c = &l->credit[p->note];
     l->pending++;
-    if (p->value <=
-        c->value) { /* two who consumed at once may tell the later value first: it stands for both */
+    /* Two who consumed at once may tell the later value first: it stands for both. */
+    if (p->value <= c->value) {
         l->e->n.credits_merged++;
         mk_link_report(l, p->id, 0);
         return;

@@ -51,7 +51,8 @@ int mk_adapt_step(struct mk_pair_event *e, struct mk_pair_out *out)
     const int ret = mk_pair_step(mk_adapt.pair, e, out);
     if (ret || !mk_adapt.ops)
         return ret;
-    /* Who aborts may be the first of all to shut down in good order: peers hear that it has left. */
+    /* Who aborts may be the first of all to shut down in good order: peers hear that it has left. (Who revokes stays: its peers
+     * would wait for it, so that is an error, which they are told.) */
     const bool tell = out->asks & MK_PAIR_ASK_TELL && e->kind != MK_PAIR_EV_COMM_ABORT;
     if (out->asks & (MK_PAIR_ASK_ABORT | MK_PAIR_ASK_TELL))
         mk_adapt.ops->fail((void *)(uintptr_t)out->comm, out->error, tell);
@@ -185,10 +186,12 @@ static void made(const struct mk_hook_event *h)
 /* Before the real call. */
 static void ends(const struct mk_hook_event *h)
 {
-    struct mk_pair_event e = {.kind = MK_PAIR_EV_COMM_ABORT};
+    struct mk_pair_event e = {.kind = h->id == MK_HOOK_ncclCommRevoke ? MK_PAIR_EV_COMM_ERROR
+                                                                      : MK_PAIR_EV_COMM_ABORT};
     struct mk_pair_out out;
     bool over = false;
     e.u.comm.handle = (uintptr_t)h->comm;
+    e.u.comm.error = MK_ERR_ABORTED;
     if (h->id != MK_HOOK_ncclCommDestroy && mk_adapt.ops && mk_adapt.ops->abort)
         mk_adapt.ops->abort(h->comm);
     mk_adapt_lock();

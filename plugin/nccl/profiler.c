@@ -88,8 +88,7 @@ static int join(void **ctx, int *mask, struct mk_profile_who *who)
     struct mk_profile *p = open_profile();
     if (p)
         c = mk_profile_join(p, who, mask);
-    else if (
-        mask) /* NCCL has one for all communicators: with a profile another one may be in the midst of an event */
+    else if (mask) /* one for all communicators: with a profile another one may be in the midst of an event */
         __atomic_store_n(mask, 0, __ATOMIC_RELAXED);
     if (c && who->id) {
         const struct mk_meet_who m = {

@@ -291,6 +291,7 @@ static void aborts_and_ends(void)
     rank_agree();
     CHECK(!ncclCommRevoke(&r.comm, 0));
     DID("fail ncclCommRevoke");
+    CHECK(r.aborts == 1 && r.failed == MK_ERR_ABORTED && r.told); /* it stays, and they would wait for it */
     CHECK(REDUCE(c_mem, c_mem) == 6);
     DID("FAIL:error");
     /* an error from elsewhere: a dead peer */
@@ -391,15 +392,20 @@ static void unknown_streams(void)
     DID("wait-event G+room wait-event K rec G PLAIN:late");
 }
 
-/* Where not all that enqueues is counted, nothing is proved by counters. */
-static void without_counters(void)
+static void agree_with(bool proved_only, bool counted)
 {
-    struct mk_adapt_options options = {.witness = 1};
+    struct mk_adapt_options options = {.witness = 1, .proved_only = proved_only, .counted = counted};
     options.ops = rank_ops();
     rank_start(&options);
     rank_agree_comm(&r.comm, 99, &r.s);
     DID("nccl rec NCCL:not-ready");
     LEARN;
+}
+
+/* Where not all that enqueues is counted, nothing is proved by counters. */
+static void without_counters(void)
+{
+    agree_with(false, false);
     rank_gemm(&r.s, c_mem);
     REDUCE(c_mem, c_mem);
     DID("G K rec G PLAIN:no-proof");
@@ -408,12 +414,7 @@ static void without_counters(void)
 /* And then a GEMM stays the original, if that is wished, but not in a capture. */
 static void proved_only(void)
 {
-    struct mk_adapt_options options = {.witness = 1, .proved_only = true};
-    options.ops = rank_ops();
-    rank_start(&options);
-    rank_agree_comm(&r.comm, 99, &r.s);
-    DID("nccl rec NCCL:not-ready");
-    LEARN;
+    agree_with(true, false);
     rank_gemm(&r.s, c_mem);
     REDUCE(c_mem, c_mem);
     DID("gemm K rec ORIGINAL PLAIN:original-gemm:no-proof");
@@ -421,11 +422,7 @@ static void proved_only(void)
     rank_gemm(&r.s, c_mem);
     REDUCE(c_mem, c_mem);
     DID("wait-external G+room K|| rec G OVERLAP");
-    options.counted = true;
-    rank_start(&options);
-    rank_agree_comm(&r.comm, 99, &r.s);
-    DID("nccl rec NCCL:not-ready");
-    LEARN;
+    agree_with(true, true);
     rank_gemm(&r.s, c_mem);
     REDUCE(c_mem, c_mem);
     DID("G+room K|| rec G OVERLAP");
