@@ -22,59 +22,8 @@
 
 #define LEAD 8           /* calls between the highest count and a switch */
 #define REMIND_LOOKS 300 /* of a tenth of a second */
-#define FIRST_ROUND 4    /* the calls before it warm up */
-#define LONGEST_GAP 1024 /* rounds begin at calls 4, 16, 64, 256, 1024, 2048, 3072 ... of a class */
-#define SWITCH_AFTER 2   /* rounds in a row, each of which shows that the other way takes a sixteenth less */
 
 uint64_t (*mk_choose_test_ns)(const struct mk_choice *choice, uint64_t ns);
-
-void mk_choose_way(uint64_t call, int now, struct mk_choice *out)
-{
-    uint64_t begin = FIRST_ROUND;
-    while (begin < LONGEST_GAP && call >= 4 * begin)
-        begin *= 4;
-    if (call >= LONGEST_GAP)
-        begin = call / LONGEST_GAP * LONGEST_GAP;
-    out->in_round = call >= begin && call - begin < MK_CHOOSE_ROUND;
-    out->last = out->in_round && call - begin == MK_CHOOSE_ROUND - 1;
-    out->now = now;
-    out->way = out->in_round ? (int)((call - begin) & 1) : now;
-}
-
-static int by_value(const void *a, const void *b)
-{
-    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return (x > y) - (x < y);
-}
-static uint64_t median(uint64_t *v, int n)
-{
-    qsort(v, (size_t)n, sizeof(*v), by_value);
-    return v[n / 2];
-}
-
-bool mk_choose_note(struct mk_choose_times *t, const struct mk_choice *choice, uint64_t ns)
-{
-    const int way = choice->way, half = MK_CHOOSE_ROUND / 2;
-    if (!choice->in_round)
-        return false;
-    if (t->n[way] < half)
-        t->ns[way][t->n[way]++] = ns;
-    if (!choice->last)
-        return false;
-    bool better = false;
-    if (t->n[0] == half && t->n[1] == half) { /* else a call of it failed */
-        t->median[0] = median(t->ns[0], half);
-        t->median[1] = median(t->ns[1], half);
-        const uint64_t have = t->median[choice->now], other = t->median[!choice->now];
-        better = other < have - have / 16;
-    }
-    t->n[0] = t->n[1] = 0;
-    t->wins = better ? t->wins + 1 : 0;
-    if (t->wins < SWITCH_AFTER)
-        return false;
-    t->wins = 0;
-    return true;
-}
 
 /* ---- of a communicator ---- */
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
-/* Fused, or one part after the other: choose.c. Private to fused/ and its tests. */
+/* Two ways timed against each other (choose_way.c): fused, or one part after the other (choose.c); our AllReduce, or NCCL's
+ * (rival.c). Private to fused/ and its tests. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -14,10 +15,11 @@ struct mk_gemm_call;
 
 /* How a call is to be made. */
 struct mk_choice {
-    int class;     /* -1: fused, and nothing is learned */
-    int now, way;  /* 0 fused, 1 one part after the other: what is decided, what this call does */
-    bool in_round; /* its time counts */
-    bool last;     /* of a round */
+    int class;      /* -1: fused, and nothing is learned */
+    int now, way;   /* 0 fused, 1 one part after the other: what is decided, what this call does */
+    bool in_round;  /* its time counts */
+    bool last;      /* of a round */
+    uint64_t round; /* the call that it began with */
     uint64_t value;
 };
 
@@ -25,12 +27,17 @@ struct mk_choice {
 struct mk_choose_times {
     uint64_t ns[2][MK_CHOOSE_ROUND / 2], median[2]; /* of this round; of the last whole one */
     int n[2], wins;
+    uint64_t round, rounds; /* of these samples; whole ones so far */
 };
 
-/* Pure. Call number `call` of its class, where `now` is decided: fills way, in_round, last. */
+/* Pure. Call number `call` of its class, where `now` is decided: fills all but class and value. */
 void mk_choose_way(uint64_t call, int now, struct mk_choice *out);
 /* Pure. A call of a round took ns. True: a switch is worth proposing. */
 bool mk_choose_note(struct mk_choose_times *t, const struct mk_choice *choice, uint64_t ns);
+/* Its parts: does `other` take enough less than `have`; has it done so in enough rounds in a row? */
+bool mk_choose_better(uint64_t have, uint64_t other);
+bool mk_choose_won(int *wins, bool better);
+uint64_t mk_choose_median(uint64_t *v, int n); /* sorts them; n > 0 */
 
 /* Needs the bootstrap, and comm->may_choose; makes nothing otherwise. */
 int mk_choose_open(struct mk_comm *comm);

@@ -162,6 +162,7 @@ static int decide(struct mk_pair *p, const struct mk_pair_event *e, struct mk_pa
                                       .captured = e->at.capture != 0};
     out->number = c->number++;
     const enum mk_pair_reason reason = mk_pair_shared(&c->shared, out->number, &call);
+    mk_pair_timed(&c->shared, out->number, &call, reason, out);
     if (reason || (MUTANT(245) && (e->u.coll.send & 15)) || (MUTANT(246) && grouped) ||
         (MUTANT(247) && !mk_pair_stream_find(p, &e->at))) {
         c->hooked++;

@@ -78,16 +78,25 @@ struct mk_pair_agreed {
     uint8_t reason; /* ENDED_OFF */
     uint64_t first; /* operation of the first switch; UINT64_MAX: none yet */
     struct mk_pair_config config;
-    uint64_t word, next, number; /* `next` from operation `number` on; UINT64_MAX: no switch */
+    /* `next` from operation `number` on, `later` from `later_at` on; UINT64_MAX: no switch. A second one may come while the host is in the last call
+     * before the first. */
+    uint64_t word, next, number, later, later_at;
+    uint64_t calls[MK_PAIR_CLASSES]; /* eager ones that could run K, by size class */
 };
 struct mk_pair_call {
     uint64_t count;
     uint8_t function, dtype, sum, captured;
 };
-/* OK: K, else NCCL and why. */
+/* OK: K, else NCCL and why. TIMED and SLOWER: it could be K, and counts in its class (mk_pair_timed). */
 enum mk_pair_reason mk_pair_shared(const struct mk_pair_agreed *a, uint64_t number,
                                    const struct mk_pair_call *call);
 uint64_t mk_pair_word(const struct mk_pair_agreed *a, uint64_t number);
+/* mk_pair_shared said `reason` of a call: would its time count? */
+bool mk_pair_in_round(const struct mk_pair_agreed *a, const struct mk_pair_call *call,
+                      enum mk_pair_reason reason);
+/* After mk_pair_shared said `reason` of a call that is made: counts it, and tells whether its time counts. */
+void mk_pair_timed(struct mk_pair_agreed *a, uint64_t number, const struct mk_pair_call *call,
+                   enum mk_pair_reason reason, struct mk_pair_out *out);
 
 struct mk_pair_comm {
     bool used, graphs, asked_off;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
 /* Communicators of the pair recogniser: what their ranks share, identity, witness, order, errors. */
+#include "choose.h"
 #include "pair.h"
 #include <string.h>
 
@@ -8,12 +9,20 @@
 
 uint64_t mk_pair_word(const struct mk_pair_agreed *a, uint64_t number)
 {
-    return number >= a->number && !(MUTANT(201) && number == a->number) ? a->next : a->word;
+    return number >= a->later_at                                          ? a->later
+           : number >= a->number && !(MUTANT(201) && number == a->number) ? a->next
+                                                                          : a->word;
 }
 
 static uint32_t size_of(uint8_t dtype)
 {
     return dtype == MK_FLOAT32 ? 4 : dtype == MK_BFLOAT16 || dtype == MK_FLOAT16 ? 2 : 0;
+}
+
+uint32_t mk_pair_class(uint64_t bytes)
+{
+    const int c = bytes ? 63 - __builtin_clzll(bytes) - 6 : 0;
+    return c < 0 ? 0 : c < MK_PAIR_CLASSES ? (uint32_t)c : MK_PAIR_CLASSES - 1;
 }
 
 enum mk_pair_reason mk_pair_shared(const struct mk_pair_agreed *a, uint64_t number,
@@ -39,8 +48,42 @@ enum mk_pair_reason mk_pair_shared(const struct mk_pair_agreed *a, uint64_t numb
         return MK_PAIR_COUNT;
     if (a->config.graph_only && !call->captured && !MUTANT(203))
         return MK_PAIR_GRAPH_ONLY;
-    const int class = 63 - __builtin_clzll(call->count * size);
-    return class < MK_PAIR_CLASSES && word & MK_PAIR_SLOW_CLASS(class) ? MK_PAIR_SLOWER : MK_PAIR_OK;
+    const uint32_t class = mk_pair_class(call->count * size);
+    struct mk_choice way = {.way = (word & MK_PAIR_SLOW_CLASS(call->captured, class)) != 0};
+    if (a->config.timed && !call->captured)
+        mk_choose_way(a->calls[class], way.way, &way);
+    return !way.way ? MK_PAIR_OK : way.in_round ? MK_PAIR_TIMED : MK_PAIR_SLOWER;
+}
+
+/* Does it count in its class? */
+static bool counts(const struct mk_pair_agreed *a, const struct mk_pair_call *call,
+                   enum mk_pair_reason reason)
+{
+    return a->config.timed && !call->captured &&
+           (!reason || reason == MK_PAIR_TIMED || reason == MK_PAIR_SLOWER);
+}
+
+bool mk_pair_in_round(const struct mk_pair_agreed *a, const struct mk_pair_call *call,
+                      enum mk_pair_reason reason)
+{
+    struct mk_choice way;
+    if (!counts(a, call, reason))
+        return false;
+    mk_choose_way(a->calls[mk_pair_class(call->count * size_of(call->dtype))], 0, &way);
+    return way.in_round;
+}
+
+void mk_pair_timed(struct mk_pair_agreed *a, uint64_t number, const struct mk_pair_call *call,
+                   enum mk_pair_reason reason, struct mk_pair_out *out)
+{
+    if (!counts(a, call, reason))
+        return;
+    const uint32_t class = mk_pair_class(call->count * size_of(call->dtype));
+    out->timed = mk_pair_in_round(a, call, reason);
+    out->class = (uint8_t) class;
+    out->now = (mk_pair_word(a, number) & MK_PAIR_SLOW_CLASS(false, class)) != 0;
+    out->nth = a->calls[class];
+    a->calls[class] += !MUTANT(215);
 }
 
 /* ---- finding ---- */
@@ -253,7 +296,7 @@ static int comm_new(struct mk_pair *p, const struct mk_pair_event *e, struct mk_
     c->handle = e->u.comm.handle;
     c->rank = e->u.comm.rank;
     c->nranks = e->u.comm.nranks;
-    c->shared.number = c->shared.first = UINT64_MAX;
+    c->shared.number = c->shared.later_at = c->shared.first = UINT64_MAX;
     if (e->u.comm.nonblocking)
         end_off(p, c, MK_PAIR_NONBLOCKING, out);
     return 0;
@@ -307,16 +350,22 @@ static int switches(struct mk_pair_comm *c, uint64_t number, uint64_t word, stru
         return MK_ERR_INVALID;
     if (c->error)
         return 0;
-    if (number < c->number || (a->number != UINT64_MAX && c->number < a->number)) {
+    while (a->number != UINT64_MAX && c->number >= a->number) { /* reached */
+        a->word = a->next;
+        a->next = a->later;
+        a->number = a->later_at;
+        a->later_at = UINT64_MAX;
+    }
+    /* Who answers a proposal has reached the switch before it, or its host is in the midst of the call before that. */
+    const bool in_call = a->number == c->number + 1 && a->later_at == UINT64_MAX && number > a->number;
+    if (number < c->number || (a->number != UINT64_MAX && (!in_call || MUTANT(216)))) {
         mk_pair_fail(c, MK_ERR_INTERNAL, MK_PAIR_ERROR, out); /* others may have passed it otherwise */
         return 0;
     }
-    if (a->number != UINT64_MAX)
-        a->word = a->next;
-    else
+    *(a->number == UINT64_MAX ? &a->next : &a->later) = word;
+    *(a->number == UINT64_MAX ? &a->number : &a->later_at) = number;
+    if (a->first == UINT64_MAX)
         a->first = number;
-    a->next = word;
-    a->number = number;
     return 0;
 }
 

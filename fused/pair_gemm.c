@@ -294,7 +294,8 @@ static enum mk_pair_reason from_the_first(struct mk_pair *p, const struct mk_pai
 
 static enum mk_pair_reason once_known(struct mk_pair *p, const struct mk_pair_site *key,
                                       const struct mk_pair_gemm *g, const struct mk_pair_at *at,
-                                      struct mk_pair_comm **c, struct mk_pair_last *l)
+                                      struct mk_pair_comm **c, struct mk_pair_last *l,
+                                      struct mk_pair_out *out)
 {
     const struct mk_pair_site record = record_of(g->n, g->k);
     struct mk_pair_site *s = site_find(p, key);
@@ -310,14 +311,17 @@ static enum mk_pair_reason once_known(struct mk_pair *p, const struct mk_pair_si
                                       .dtype = g->c_type,
                                       .sum = 1,
                                       .captured = at->capture != 0};
-    if (mk_pair_shared(&(*c)->shared, (*c)->number, &call))
+    const enum mk_pair_reason reason = mk_pair_shared(&(*c)->shared, (*c)->number, &call);
+    out->timed = mk_pair_in_round(&(*c)->shared, &call, reason);
+    out->comm = out->timed ? (*c)->handle : 0;
+    if (reason)
         return MK_PAIR_NOT_FUSED;
     const bool provable = at->capture || (at->counted && !p->uncounted);
     return p->options.proved_only && !provable ? MK_PAIR_NO_PROOF : MK_PAIR_OK;
 }
 
 static enum mk_pair_reason choose(struct mk_pair *p, const struct mk_pair_event *e, struct mk_pair_last *l,
-                                  struct mk_pair_comm **c)
+                                  struct mk_pair_comm **c, struct mk_pair_out *out)
 {
     const struct mk_pair_gemm *g = &e->u.gemm;
     const enum mk_pair_reason reason = fit(p, g, l);
@@ -330,7 +334,8 @@ static enum mk_pair_reason choose(struct mk_pair *p, const struct mk_pair_event 
     key.c_type = g->c_type;
     key.layout = g->layout;
     key.epilogue = g->epilogue;
-    return p->options.deterministic ? from_the_first(p, &key, g, c) : once_known(p, &key, g, &e->at, c, l);
+    return p->options.deterministic ? from_the_first(p, &key, g, c)
+                                    : once_known(p, &key, g, &e->at, c, l, out);
 }
 
 int mk_pair_gemm_step(struct mk_pair *p, const struct mk_pair_event *e, struct mk_pair_out *out)
@@ -356,11 +361,13 @@ int mk_pair_gemm_step(struct mk_pair *p, const struct mk_pair_event *e, struct m
         out->reason = MK_PAIR_STREAMS;
         return 0;
     }
-    const enum mk_pair_reason reason = choose(p, e, &l, &c);
+    const enum mk_pair_reason reason = choose(p, e, &l, &c, out);
     l.reason = (uint8_t)reason;
     out->reason = (uint8_t)reason;
     out->act = reason ? MK_PAIR_DO_ORIGINAL : MK_PAIR_DO_G;
     if (!reason) {
+        out->timed = 0;
+        out->comm = 0;
         l.ran_g = true;
         l.descriptor = e->at.capture ? MK_PAIR_OWN_DESCRIPTOR : (int32_t)(s - p->streams);
         l.generation = e->at.capture ? ++p->pairs : ++s->generation;

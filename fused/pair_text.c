@@ -13,6 +13,7 @@ static const struct {
     [MK_PAIR_OFF] = {"off", "set-up ended 'off'; its own line says why"},
     [MK_PAIR_SWITCHED_OFF] = {"switched-off", "the ranks agreed to leave it to NCCL for now"},
     [MK_PAIR_SLOWER] = {"slower", "NCCL was measured to be faster for this size"},
+    [MK_PAIR_TIMED] = {"timed", "now and then NCCL's collective takes its turn, to be timed against ours"},
     [MK_PAIR_GRAPH_ONLY] = {"graph-only", "MK_FUSE=graph fuses captured calls only; MK_FUSE=on fuses all"},
     [MK_PAIR_FUNCTION] = {"operator-not-built", "no fused operator for this function yet"},
     [MK_PAIR_OPERATOR] = {"operator", "only sums are fused"},

@@ -168,6 +168,7 @@ enum {
     X(event_create, "cuEventCreate", (void **event, unsigned flags))                                         \
     X(event_record, "cuEventRecord", (void *event, void *stream))                                            \
     X(event_query, "cuEventQuery", (void *event))                                                            \
+    X(event_elapsed, "cuEventElapsedTime", (float *ms, void *from, void *to))                                \
     X(event_destroy, "cuEventDestroy_v2", (void *event))                                                     \
     X(stream_wait_event, "cuStreamWaitEvent", (void *stream, void *event, unsigned flags))                   \
     X(stream_capturing, "cuStreamIsCapturing", (void *stream, int *status))                                  \

@@ -33,6 +33,8 @@ struct mk_fuse_k {
     uint64_t generation;
 };
 
+#define MK_FUSE_STAMPS 48
+
 struct mk_fuse_ops {
     uint32_t epilogues;           /* mask of enum mk_pair_epilogue */
     struct mk_pair_config config; /* what K can do; ranks and mode are filled in by set-up */
@@ -52,6 +54,10 @@ struct mk_fuse_ops {
     int (*record)(void *comm, void *stream, enum mk_pair_record how);
     /* After the group has ended: `stream` waits for what ran beside it. */
     int (*join)(void *comm, void *stream);
+    /* Puts time stamp `which` of the communicator (below MK_FUSE_STAMPS) on a stream that is not capturing. NULL: nothing is timed. */
+    int (*stamp)(void *comm, void *stream, uint32_t which);
+    /* Between two of them. AGAIN: not over yet. NULL with stamp. */
+    int (*between)(void *comm, uint32_t from, uint32_t to, uint64_t *ns);
     /* 0, or why the communicator cannot go on: a launch of it failed since. Also without the lock. NULL: never. */
     int (*error)(void *comm);
     /* Raise the communicator's abort word; tell: its peers are told the error, too. */

@@ -32,6 +32,7 @@ enum mk_pair_reason {
     MK_PAIR_OFF,          /* set-up ended 'off' */
     MK_PAIR_SWITCHED_OFF, /* the state word says so */
     MK_PAIR_SLOWER,       /* the state word says NCCL is faster for this size */
+    MK_PAIR_TIMED,        /* its turn to be timed against K */
     MK_PAIR_GRAPH_ONLY,   /* MK_FUSE=graph and this is no capture */
     MK_PAIR_FUNCTION,     /* its operator is not built yet */
     MK_PAIR_OPERATOR,     /* not a sum */
@@ -189,11 +190,16 @@ struct mk_pair_config {            /* agreed, the same on all ranks */
     uint32_t nranks;
     uint32_t granule; /* the count is a multiple of it, a power of two; 0: of 1 */
     uint8_t graph_only;
+    /* Now and then calls outside of captures go to NCCL in turns, to be timed against K; which ones depends on the number of
+     * the call within its size class alone. */
+    uint8_t timed;
 };
-/* State word: bit 0 fused; bits 8 to 63: sizes [2^c, 2^(c+1)) bytes that NCCL does faster. */
+/* State word: bit 0 fused; from bit 8 on, classes of sizes that NCCL does faster outside of captures, and then those that it
+ * does faster within. Class c: [2^(c+6), 2^(c+7)) bytes; the first has all below too, the last all above. */
 #define MK_PAIR_FUSED UINT64_C(1)
-#define MK_PAIR_SLOW_CLASS(c) (UINT64_C(1) << (8 + (c)))
-#define MK_PAIR_CLASSES 56
+#define MK_PAIR_CLASSES 28
+#define MK_PAIR_SLOW_CLASS(captured, c) (UINT64_C(1) << (8 + ((captured) ? MK_PAIR_CLASSES : 0) + (c)))
+uint32_t mk_pair_class(uint64_t bytes);
 
 struct mk_pair_event {
     uint32_t kind;
@@ -261,7 +267,12 @@ struct mk_pair_out {
     uint32_t held;
     uint64_t generation; /* of G in that descriptor, from 1 on; a captured pair: its serial number */
     uint64_t number;     /* operation number of a collective */
-    uint64_t comm;       /* handle: TAKE, and G when an order is to be kept before it */
+    /* Of a collective whose time counts, in K's turn or NCCL's: its class, its number among those, and whether NCCL is what
+     * is decided for the class. Of a GEMM that stays the original: whether that of the collective behind it will. */
+    uint64_t nth;
+    uint8_t timed, class, now;
+    uint64_t
+        comm; /* handle: TAKE; G when an order is to be kept before it; a GEMM whose time counts (timed) */
     uint64_t
         node; /* WAIT_NODE: what the edge comes from; 0: all that the communicator's last operations made */
 };

@@ -175,6 +175,7 @@ static void made(const struct mk_hook_event *h)
         const bool before = known(comms[i]);
         if (before)
             mk_adapt_step(&e, &out);
+        mk_adapt_time_forget(comms[i]);
         if (nonblocking)
             announce(comms[i], 0, 1, true);
         mk_adapt_unlock();
@@ -202,6 +203,7 @@ static void ends(const struct mk_hook_event *h)
             e.kind = MK_PAIR_EV_COMM_END;
             mk_adapt_step(&e, &out);
             mk_setup_forget((uintptr_t)h->comm);
+            mk_adapt_time_forget(h->comm);
             over = mk_adapt.ops != NULL;
         }
     }
@@ -374,6 +376,7 @@ int mk_adapt_start(const struct mk_adapt_options *options)
     memset(passed, 0, sizeof(passed));
     passed_gemms = passed_colls = passed_p2p = 0;
     mk_adapt_at_forget();
+    mk_adapt_time_forget(NULL);
     mk_adapt_unlock();
     mk_pair_destroy(old);
     mk_setup_start(options->ops, options->deterministic, options->graph_only);

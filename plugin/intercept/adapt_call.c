@@ -6,12 +6,13 @@
 #include "adapt_in.h"
 #include "setup.h"
 #include "mk/err.h"
+#include "mk/log.h"
 #include "mk/shm.h"
 #include <stdlib.h>
 #include <time.h>
 
 /* mk_hook_event.keep */
-enum { KEEP_STEPPED = 1, KEEP_P2P = 2, KEEP_RECORD = 8 };
+enum { KEEP_STEPPED = 1, KEEP_P2P = 2, KEEP_TIMED = 4, KEEP_RECORD = 8 };
 
 /* Of this thread, from the outermost group start to after its end. */
 struct held { /* a K that waits for the group's end */
@@ -134,6 +135,8 @@ bool mk_adapt_gemm(struct mk_hook_event *h, const struct mk_pair_gemm *gemm)
             answered = launch_g(&e, &out, stream);
             gemm_done(stream, answered ? 0 : MK_ERR_CUDA);
         }
+        if (!answered && mk_adapt.ops)
+            mk_adapt_time_gemm(&out, gemm, stream);
         /* How it ended matters where a site may be learned from it. */
         if (!answered && (out.act == MK_PAIR_DO_G || out.reason == MK_PAIR_UNKNOWN_SITE))
             h->keep = KEEP_STEPPED;
@@ -297,12 +300,16 @@ bool mk_adapt_coll(struct mk_hook_event *h, const struct mk_pair_coll *coll, boo
     struct mk_pair_event e = {.kind = p2p ? MK_PAIR_EV_P2P : MK_PAIR_EV_COLL};
     struct mk_pair_out out;
     struct mk_adapt_line line;
+    struct mk_adapt_news news = {.text = ""};
     int answer = -1;
+    bool timed = false;
     e.u.coll = *coll;
     mk_adapt_lock();
     mk_adapt_meet(h->comm);
-    if (mk_adapt.ops && !p2p)
+    if (mk_adapt.ops && !p2p) {
+        mk_adapt_time_read(h->comm, &news);
         agree_before(h);
+    }
     if (mk_adapt.ops) {
         mk_adapt_failed(h->comm);
         mk_adapt_at(h->stream, &e.at); /* of no known stream: K is plain */
@@ -311,10 +318,20 @@ bool mk_adapt_coll(struct mk_hook_event *h, const struct mk_pair_coll *coll, boo
     line.any = false;
     if (!mk_adapt_step(&e, &out)) {
         mk_adapt_line(&e, &out, &line);
+        if (mk_adapt.ops && e.at.capture)
+            mk_adapt_time_captured(&e, &out);
+        else if (mk_adapt.ops && !group.depth)
+            timed = mk_adapt_time_begin(&e, &out, h->stream);
         answer = carry_out(h, &e, &out);
+        if (timed && answer >= 0)
+            mk_adapt_time_end(h->comm, h->stream, !answer);
+        else if (timed)
+            h->keep |= KEEP_TIMED;
     }
     mk_adapt_unlock();
     mk_adapt_say(&line);
+    if (news.text[0])
+        MK_INFO("HOOK", "%s", news.text);
     if (answer >= 0)
         h->result = answer;
     return answer >= 0;
@@ -325,6 +342,8 @@ void mk_adapt_coll_after(struct mk_hook_event *h)
     struct mk_pair_out out;
     const uint8_t how = (uint8_t)(h->keep / KEEP_RECORD);
     mk_adapt_lock();
+    if (h->keep & KEEP_TIMED)
+        mk_adapt_time_end(h->comm, h->stream, !h->result);
     /* A send that was refused is none of those that are counted. */
     coll_done(h->comm, h->stream, MK_PAIR_DO_NCCL, h->keep & KEEP_P2P ? 0 : h->result, &out);
     if (!h->result && !group.depth)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
 /* Inside of the adapter: adapt.c (the lock, the hooks' consumer, communicators), adapt_call.c (GEMMs, collectives, groups),
- * adapt_read.c (what a call says), adapt_at.c (where it goes). */
+ * adapt_read.c (what a call says), adapt_at.c (where it goes), adapt_time.c (what it takes). */
 #pragma once
 #include "adapt.h"
 #include "intern.h"
@@ -44,6 +44,19 @@ void mk_adapt_coll_after(struct mk_hook_event *h);
 bool mk_adapt_group_start(struct mk_hook_event *h);
 void mk_adapt_group_end(bool simulated);
 void mk_adapt_group_ended(struct mk_hook_event *h);
+
+/* adapt_time.c, under the lock, where there are kernels. A GEMM that stays the original comes on `stream`. */
+void mk_adapt_time_gemm(const struct mk_pair_out *out, const struct mk_pair_gemm *gemm, void *stream);
+/* A collective has been decided, outside of a group. True: _end follows, before anything else of the communicator. */
+bool mk_adapt_time_begin(const struct mk_pair_event *e, const struct mk_pair_out *out, void *stream);
+void mk_adapt_time_end(void *comm, void *stream, bool well);
+void mk_adapt_time_captured(const struct mk_pair_event *e, const struct mk_pair_out *out);
+/* Takes in what is over. The news are for the log, without the lock; none: an empty text. */
+struct mk_adapt_news {
+    char text[256];
+};
+void mk_adapt_time_read(const void *comm, struct mk_adapt_news *news);
+void mk_adapt_time_forget(const void *comm); /* NULL: all */
 
 /* adapt_read.c. false: none of that kind. `whole` false: what a log line says is enough. */
 bool mk_adapt_read_gemm(const struct mk_hook_event *h, bool whole, struct mk_pair_gemm *out);

@@ -26,7 +26,8 @@ struct setup {
     struct setup *next;
     const void *owner;
     struct mk_meet *meet; /* NULL: not begun, or ended */
-    uint64_t id, handle, met_ns;
+    uint64_t id, handle, met_ns, wish,
+        again;                 /* rank 0: the state word to have; not proposed before this operation */
     int rank, nranks, waiting; /* hosts in mk_setup_begin */
     bool met, silent, over;
     bool off, told_off; /* this rank is; the recogniser knows */
@@ -144,12 +145,13 @@ static void propose(struct setup *s)
 {
     uint8_t limits[MK_SETUP_LIMITS];
     struct mk_agree_msg msg;
+    const uint64_t want = !s->agreed ? MK_PAIR_FUSED : s->wants_off ? 0 : s->wish;
     if (s->rank || s->off || s->silent || s->agree.open || s->agree.number != NONE)
         return;
-    if (s->agreed ? !s->wants_off || s->agree.value == 0
+    if (s->agreed ? want == s->agree.value || s->agree.begun < s->again
                   : s->readies != (uint32_t)s->nranks || s->hellos != (uint32_t)s->nranks)
         return;
-    if (mk_agree_propose(&s->agree, s->agreed ? 0 : MK_PAIR_FUSED, &msg))
+    if (mk_agree_propose(&s->agree, want, &msg))
         return;
     if (!s->agreed) {
         mk_setup_put_limits(&s->config, limits);
@@ -214,7 +216,10 @@ static void heard_agree(struct setup *s, int from, const struct mk_agree_msg *m,
         return;
     }
     say_agree(s, &reply);
-    if (reply.kind == MK_AGREE_ABORT)
+    if (reply.kind == MK_AGREE_ABORT &&
+        s->agreed) /* refused by one that has not come to the last switch yet */
+        s->again = s->agree.begun + LEAD;
+    else if (reply.kind == MK_AGREE_ABORT)
         all_off(s, MK_PAIR_MEMBER);
     else if (m->kind == MK_AGREE_ABORT && s->wants_off)
         end_off(s, s->reason);
@@ -380,7 +385,8 @@ void mk_setup_start(const struct mk_fuse_ops *ops, bool is_deterministic, bool g
     started = ops && !mk_settings_load(&settings, false);
     deterministic = is_deterministic;
     if (started)
-        mine = ops->config, mine.graph_only = graph_only;
+        mine = ops->config, mine.graph_only = graph_only,
+        mine.timed = ops->stamp && !is_deterministic && !strcmp(settings.tuner, "on");
     pthread_mutex_unlock(&lock);
     if (started)
         mk_profile_request(MK_PROFILE_LIGHT);
@@ -401,6 +407,7 @@ void mk_setup_join(const void *owner, uint64_t id, int rank, int nranks)
     s->rank = rank;
     s->nranks = nranks;
     s->config = mine;
+    s->wish = MK_PAIR_FUSED;
     e.u.comm.id = id;
     e.u.comm.rank = (uint32_t)rank;
     e.u.comm.nranks = (uint32_t)nranks;
@@ -589,6 +596,15 @@ void mk_setup_off(uint64_t id, uint32_t rank, enum mk_pair_reason why)
     struct setup *s = started ? find_id(id, rank) : NULL;
     if (s && !s->over)
         all_off(s, why);
+    pthread_mutex_unlock(&lock);
+}
+
+void mk_setup_wish(uint64_t id, uint32_t rank, uint64_t word)
+{
+    pthread_mutex_lock(&lock);
+    struct setup *s = started ? find_id(id, rank) : NULL;
+    if (s)
+        s->wish = word;
     pthread_mutex_unlock(&lock);
 }
 

@@ -7,7 +7,8 @@
  *   HELLO   each rank to rank 0, when all have met: its mode, and what its kernels can do
  *   READY   each rank to rank 0: its communicator is tied and witnessed, what K needs is there
  *   LIMITS  rank 0 to all, once all are ready: what all can do
- *   AGREE   messages of mk_agree (mk/tuner.h): the state word FUSED from operation N on, later another one
+ *   AGREE   messages of mk_agree (mk/tuner.h): the state word FUSED from operation N on, later another one (off, or other
+ *           size classes left to NCCL: mk/rival.h)
  *   OFF     a rank to rank 0: it cannot, or not any more; rank 0 to all: off, and why
  *   ERROR   any rank to all: its communicator failed
  *
@@ -41,3 +42,5 @@ bool mk_setup_seen(void);
 void mk_setup_off(uint64_t id, uint32_t rank, enum mk_pair_reason why);
 void mk_setup_tell(uint64_t handle, int error);
 void mk_setup_forget(uint64_t handle);
+/* Rank 0 would rather have this state word in force: it is proposed when the next collectives come. */
+void mk_setup_wish(uint64_t id, uint32_t rank, uint64_t word);

@@ -15,7 +15,7 @@ enum {
     MK_SETUP_OFF = 5,
     MK_SETUP_ERROR = 6
 };
-enum { MK_SETUP_VERSION = 2 };
+enum { MK_SETUP_VERSION = 3 };
 /* bytes: of AGREES; of HELLO and LIMITS_SET */
 enum { MK_SETUP_AGREE = 25, MK_SETUP_LIMITS = 35 };
 
@@ -51,7 +51,7 @@ static inline void mk_setup_put_limits(const struct mk_pair_config *c, uint8_t o
 {
     out[0] = MK_SETUP_LIMITS_SET;
     out[1] = MK_SETUP_VERSION;
-    out[2] = c->graph_only;
+    out[2] = (uint8_t)(c->graph_only | c->timed << 1);
     mk_setup_put(out + 3, c->min_bytes);
     mk_setup_put(out + 11, c->max_bytes);
     mk_setup_put(out + 19, (uint64_t)c->functions << 32 | c->dtypes);
@@ -59,10 +59,11 @@ static inline void mk_setup_put_limits(const struct mk_pair_config *c, uint8_t o
 }
 static inline bool mk_setup_get_limits(const uint8_t *in, size_t bytes, struct mk_pair_config *c)
 {
-    if (bytes != MK_SETUP_LIMITS || in[1] != MK_SETUP_VERSION || in[2] > 1)
+    if (bytes != MK_SETUP_LIMITS || in[1] != MK_SETUP_VERSION || in[2] > 3)
         return false;
     memset(c, 0, sizeof(*c));
-    c->graph_only = in[2];
+    c->graph_only = in[2] & 1;
+    c->timed = in[2] >> 1;
     c->min_bytes = mk_setup_get(in + 3);
     c->max_bytes = mk_setup_get(in + 11);
     c->functions = (uint32_t)(mk_setup_get(in + 19) >> 32);
@@ -80,4 +81,5 @@ static inline void mk_setup_meet_limits(struct mk_pair_config *c, const struct m
     c->functions &= other->functions;
     c->dtypes &= other->dtypes;
     c->graph_only |= other->graph_only;
+    c->timed &= other->timed;
 }

@@ -391,6 +391,37 @@ static void order_that_cannot_be_kept_is_an_error(void **state)
     assert_int_equal(gpu.launches, 0);
 }
 
+static void time_stamps(void **state)
+{
+    uint64_t ns = 7;
+    (void)state;
+    const int events = counts->events;
+    assert_int_equal(ops->stamp(&nccl[0], stream[0], 0), 0);
+    assert_int_equal(ops->stamp(&nccl[0], stream[0], MK_FUSE_STAMPS - 1), 0);
+    assert_int_equal(counts->events, events + 2);
+    assert_int_equal(gpu.steps, 2);
+    assert_true(gpu.step[0].stream == stream[0] && gpu.step[0].event != gpu.step[1].event);
+    assert_int_equal(ops->between(&nccl[0], 0, MK_FUSE_STAMPS - 1, &ns), 0);
+    assert_int_equal(ns, 1000000);
+    __atomic_store_n(&gpu.busy, true, __ATOMIC_RELEASE);
+    assert_int_equal(ops->between(&nccl[0], 0, MK_FUSE_STAMPS - 1, &ns), MK_ERR_AGAIN);
+    __atomic_store_n(&gpu.busy, false, __ATOMIC_RELEASE);
+    /* Put anew: the same event. */
+    void *const first = gpu.step[0].event;
+    assert_int_equal(ops->stamp(&nccl[0], stream[1], 0), 0);
+    assert_true(gpu.step[2].event == first && gpu.step[2].stream == stream[1]);
+    assert_int_equal(counts->events, events + 2);
+    /* What there is not. */
+    assert_int_equal(ops->between(&nccl[0], 0, 1, &ns), MK_ERR_CUDA);
+    assert_int_equal(ns, 0);
+    assert_int_equal(ops->stamp(&nccl[0], stream[0], MK_FUSE_STAMPS), MK_ERR_INVALID);
+    assert_int_equal(ops->between(&nccl[0], 0, MK_FUSE_STAMPS, &ns), MK_ERR_INVALID);
+    assert_int_equal(ops->stamp(&nccl[1], stream[0], 0), MK_ERR_INVALID);
+    gpu.fail_order = true;
+    assert_int_equal(ops->stamp(&nccl[0], stream[0], 1), MK_ERR_CUDA);
+    gpu.fail_order = false;
+}
+
 static void of_nobody(void **state)
 {
     void *comm = &nccl[1];
@@ -463,6 +494,7 @@ int main(void)
         READY(beside_the_rest_of_a_group),
         READY(operations_wait_for_the_one_before),
         READY(order_that_cannot_be_kept_is_an_error),
+        READY(time_stamps),
         READY(of_nobody),
         READY(a_failed_communicator_says_so),
         READY(the_end_leaves_the_callers_context),

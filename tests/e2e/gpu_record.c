@@ -129,6 +129,20 @@ static int over(void *event)
     (void)event;
     return __atomic_load_n(&gpu.busy, __ATOMIC_ACQUIRE) ? MK_CU_NOT_READY : 0;
 }
+/* A millisecond for each thing that was recorded between them. */
+static int elapsed(float *ms, void *from, void *to)
+{
+    int begin = -1, end = -1;
+    for (int i = 0; i < gpu.steps; i++) {
+        const bool event = gpu.step[i].what == GPU_EVENT;
+        begin = event && gpu.step[i].event == from ? i : begin;
+        end = event && gpu.step[i].event == to ? i : end;
+    }
+    if (begin < 0 || end < 0)
+        return 400; /* never recorded */
+    *ms = (float)(end - begin);
+    return over(to);
+}
 static void *copying; /* a stream that nobody has waited for since its last copy */
 static int copy(mk_cu_ptr to, mk_cu_ptr from, size_t bytes, void *stream)
 {
@@ -270,6 +284,7 @@ struct mk_cuda *gpu_record(void)
     cu->event_record = event_record;
     cu->event_record_flags = event_record_flags;
     cu->event_query = over;
+    cu->event_elapsed = elapsed;
     cu->copy = copy;
     cu->stream_sync = stream_sync;
     cu->stream_destroy = stream_destroy;

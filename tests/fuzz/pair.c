@@ -97,13 +97,14 @@ static void comm_event(struct input *in, struct mk_pair_event *e)
     e->u.comm.reason = b;
     e->u.comm.error = -(int)(b & 15);
     e->u.comm.number = b >> 1 & 31;
-    e->u.comm.word = b & 1 ? MK_PAIR_FUSED | (b & 64 ? MK_PAIR_SLOW_CLASS(11) : 0) : 0;
+    e->u.comm.word = b & 1 ? MK_PAIR_FUSED | (b & 64 ? MK_PAIR_SLOW_CLASS(b >> 2 & 1, 5) : 0) : 0;
     e->u.comm.config = (struct mk_pair_config){.min_bytes = b & 32,
                                                .max_bytes = b & 16 ? 4096 : UINT64_MAX,
                                                .functions = 1,
                                                .dtypes = b & 8 ? 2 : 6,
                                                .nranks = 2,
-                                               .graph_only = b == 0x99};
+                                               .graph_only = b == 0x99,
+                                               .timed = b >> 1 & 1};
 }
 
 struct rank {

@@ -642,6 +642,17 @@ int event_query(void *event)
     pthread_mutex_unlock(&lock);
     return done ? OK : MK_CU_NOT_READY;
 }
+/* No clock: an operation takes a microsecond. */
+int event_elapsed(float *ms, void *from, void *to)
+{
+    const struct event *a = from, *b = to;
+    if (!a->s || a->s != b->s)
+        return INVALID_VALUE;
+    if (event_query(to))
+        return MK_CU_NOT_READY;
+    *ms = (float)(b->at - a->at) / 1e3f;
+    return OK;
+}
 int event_destroy(void *event)
 {
     free(event);

@@ -359,7 +359,7 @@ static void captured(void)
 static void invalid_capture(void)
 {
     rank_start_fused();
-    rank_agree_comm_as(&r.comm, 99, &r.s, true);
+    rank_agree_comm_as(&r.comm, 99, &r.s, (struct mk_pair_config){.graph_only = 1});
     DID("nccl rec NCCL:not-ready");
     REDUCE(c_mem, c_mem);
     DID("nccl rec NCCL:graph-only");
@@ -486,6 +486,7 @@ int main(int argc, char **argv)
     proved_only();
     scalars_and_modes();
     lt_cases();
+    time_cases();
     fprintf(stderr, "%d failures\n", failures);
     return failures != 0;
 }

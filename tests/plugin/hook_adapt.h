@@ -34,7 +34,9 @@ void rank_start_fused(void);
 /* The same, and r.comm is agreed and fused from its next operation on, after one on `stream`. */
 void rank_agree(void);
 void rank_agree_comm(struct stand_comm *comm, uint64_t id, struct stand_stream *on);
-void rank_agree_comm_as(struct stand_comm *comm, uint64_t id, struct stand_stream *on, bool graph_only);
+/* config: mode and timed; the limits are the stand-ins'. */
+void rank_agree_comm_as(struct stand_comm *comm, uint64_t id, struct stand_stream *on,
+                        struct mk_pair_config config);
 /* M x N = 4 x 8, K = 16, bf16, C, A and W of test memory. */
 int rank_gemm(struct stand_stream *on, void *c);
 int rank_reduce(struct stand_comm *comm, struct stand_stream *on, const void *send, void *recv, size_t count);
@@ -51,5 +53,6 @@ void rank_did(int line, const char *want);
 void rank_begin_capture(struct stand_stream *s, uint64_t id);
 extern unsigned short a_mem[4 * 16], w_mem[8 * 16], c_mem[4 * 8], d_mem[4 * 8];
 
-/* hook_adapt_lt.c */
+/* hook_adapt_lt.c, hook_adapt_time.c */
 void lt_cases(void);
+void time_cases(void);

@@ -215,10 +215,11 @@ void rank_start_fused(void)
 
 void rank_agree_comm(struct stand_comm *comm, uint64_t id, struct stand_stream *on)
 {
-    rank_agree_comm_as(comm, id, on, false);
+    rank_agree_comm_as(comm, id, on, (struct mk_pair_config){.graph_only = 0});
 }
 
-void rank_agree_comm_as(struct stand_comm *comm, uint64_t id, struct stand_stream *on, bool graph_only)
+void rank_agree_comm_as(struct stand_comm *comm, uint64_t id, struct stand_stream *on,
+                        struct mk_pair_config config)
 {
     struct mk_pair_event e = {.kind = MK_PAIR_EV_COMM_ID};
     struct mk_pair_comm_facts facts;
@@ -231,11 +232,11 @@ void rank_agree_comm_as(struct stand_comm *comm, uint64_t id, struct stand_strea
     CHECK(r.face->comm((uintptr_t)comm, &facts) && facts.ready && facts.id == id && facts.number == 1);
     e.kind = MK_PAIR_EV_COMM_AGREED;
     e.u.comm.handle = (uintptr_t)comm;
-    e.u.comm.config = (struct mk_pair_config){.max_bytes = 1 << 20,
-                                              .functions = 1u << MK_PAIR_ALLREDUCE,
-                                              .dtypes = 1u << MK_BFLOAT16 | 1u << MK_FLOAT16,
-                                              .nranks = (uint32_t)comm->nranks,
-                                              .graph_only = graph_only};
+    config.max_bytes = 1 << 20;
+    config.functions = 1u << MK_PAIR_ALLREDUCE;
+    config.dtypes = 1u << MK_BFLOAT16 | 1u << MK_FLOAT16;
+    config.nranks = (uint32_t)comm->nranks;
+    e.u.comm.config = config;
     CHECK(!r.face->event(&e));
     e.kind = MK_PAIR_EV_COMM_SWITCH;
     e.u.comm.number = facts.number;

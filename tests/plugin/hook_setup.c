@@ -20,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { RANKS = 3, MORE = 12, SECONDS = 120 };
+enum { RANKS = 3, MORE = 12, SECONDS = 120, CALLS = 4096 };
 enum habit {
     USUAL,
     ABSENT,      /* no plugin */
@@ -41,38 +41,44 @@ struct scenario {
     bool deterministic;
     int64_t first;      /* fused operation; 0: the same on all, whichever; -1: none */
     const char *reason; /* of NCCL, at the end: one of these words */
+    bool slower;        /* K takes twice as long as NCCL, by rank 0's time stamps */
 };
 #define EARLY "member setup-timeout" /* after the others were met, or before */
 static const struct scenario scenarios[] = {
-    {"all", USUAL, 0, false, 0, NULL},
-    {"one is ahead", AHEAD, 1, false, 0, NULL},
-    {"rank 0 is ahead", AHEAD, 0, false, 0, NULL},
-    {"late", LATE_READY, 2, false, 0, NULL},
-    {"deterministic", USUAL, 0, true, 16, NULL},
-    {"deterministic, late ready", LATE_READY, 2, true, 16, NULL},
-    {"deterministic, one is ahead", AHEAD, 2, true, 16, NULL},
-    {"no plugin", ABSENT, 2, false, -1, "setup-timeout"},
-    {"no plugin at rank 0", ABSENT, 0, false, -1, "setup-timeout"},
-    {"MK_FUSE=off", FUSE_OFF, 1, false, -1, "setup-timeout"},
-    {"dies early", DIES_EARLY, 1, false, -1, EARLY},
-    {"rank 0 dies early", DIES_EARLY, 0, false, -1, EARLY},
-    {"finalised early", GOES, 2, false, -1, EARLY},
-    {"unlike", UNLIKE, 2, false, -1, "member"},
-    {"rank 0 is unlike", UNLIKE, 0, false, -1, "member"},
-    {"never ready", NEVER_READY, 1, false, -1, "memory"},
-    {"unwitnessed", UNWITNESSED, 2, false, 0, "switched-off"},
-    {"rank 0 is unwitnessed", UNWITNESSED, 0, false, 0, "switched-off"},
-    {"dies fused", DIES_FUSED, 1, false, 0, NULL},
+    {"all", USUAL, 0, false, 0, NULL, false},
+    {"one is ahead", AHEAD, 1, false, 0, NULL, false},
+    {"rank 0 is ahead", AHEAD, 0, false, 0, NULL, false},
+    {"late", LATE_READY, 2, false, 0, NULL, false},
+    {"deterministic", USUAL, 0, true, 16, NULL, false},
+    {"deterministic, late ready", LATE_READY, 2, true, 16, NULL, false},
+    {"deterministic, one is ahead", AHEAD, 2, true, 16, NULL, false},
+    {"no plugin", ABSENT, 2, false, -1, "setup-timeout", false},
+    {"no plugin at rank 0", ABSENT, 0, false, -1, "setup-timeout", false},
+    {"MK_FUSE=off", FUSE_OFF, 1, false, -1, "setup-timeout", false},
+    {"dies early", DIES_EARLY, 1, false, -1, EARLY, false},
+    {"rank 0 dies early", DIES_EARLY, 0, false, -1, EARLY, false},
+    {"finalised early", GOES, 2, false, -1, EARLY, false},
+    {"unlike", UNLIKE, 2, false, -1, "member", false},
+    {"rank 0 is unlike", UNLIKE, 0, false, -1, "member", false},
+    {"never ready", NEVER_READY, 1, false, -1, "memory", false},
+    {"unwitnessed", UNWITNESSED, 2, false, 0, "switched-off", false},
+    {"rank 0 is unwitnessed", UNWITNESSED, 0, false, 0, "switched-off", false},
+    {"dies fused", DIES_FUSED, 1, false, 0, NULL, false},
+    {"slower", USUAL, 0, false, 0, "slower", true},
+    {"slower, one is ahead", AHEAD, 1, false, 0, "slower", true},
+    {"slower, rank 0 is ahead", AHEAD, 0, false, 0, "slower", true},
+    {"slower, deterministic", USUAL, 0, true, 16, NULL, true},
 };
 
 static struct shared {
     int ahead; /* atomic: the one that is ahead has done its calls */
     struct result {
         int done;
-        int64_t first_k, after_k; /* operations; -1: none */
-        int64_t calls, nccl, fused;
-        int failed; /* return code of the first call that failed */
+        int64_t first_k, after_k;          /* operations; -1: none */
+        int64_t calls, nccl, fused, turns; /* turns: of NCCL, to be timed */
+        int failed;                        /* return code of the first call that failed */
         char reason[32];
+        char way[CALLS]; /* of each call: k, n */
     } of[RANKS];
 } * shared;
 
@@ -118,6 +124,26 @@ static int prepare(void *comm, void *stream, uint64_t id, int rank, int nranks)
     return ret;
 }
 
+/* Time stamps, which rank 0 alone asks for: a call of K takes 2 ms, NCCL's 1 ms. */
+static bool of_nccl[MK_FUSE_STAMPS];
+static int64_t nccl_before;
+
+static int stamp(void *comm, void *stream, uint32_t which)
+{
+    CHECK(comm == &r.comm && stream == &r.s && which < MK_FUSE_STAMPS && !me && which % 3);
+    if (which % 3 == 1)
+        nccl_before = mine->nccl;
+    of_nccl[which] = mine->nccl != nccl_before;
+    return 0;
+}
+
+static int between(void *comm, uint32_t from, uint32_t to, uint64_t *ns)
+{
+    CHECK(comm == &r.comm && to == from + 1 && from % 3 == 1);
+    *ns = of_nccl[to] ? 1000000 : 2000000;
+    return 0;
+}
+
 static uint64_t count_of(uint32_t reason)
 {
     struct mk_pair_counts c;
@@ -142,13 +168,17 @@ static void one_call(int dtype)
     CHECK(k + (mine->nccl - nccl) == !ret);
     if (k && mine->first_k < 0)
         __atomic_store_n(&mine->first_k, number, __ATOMIC_RELEASE);
-    if (!k && dtype == NCCL_BF16 && mine->first_k >= 0 && mine->after_k < 0)
-        mine->after_k = number;
+    if (number < CALLS && !ret)
+        mine->way[number] = k ? 'k' : 'n';
     if (k || !r.face->count(&c))
         return;
     for (uint32_t i = 1; i < MK_PAIR_REASONS; i++)
         if (c.reason[i] > before[i])
             snprintf(mine->reason, sizeof(mine->reason), "%s", r.face->reason(i));
+    const bool turn = c.reason[MK_PAIR_TIMED] > before[MK_PAIR_TIMED];
+    mine->turns += turn;
+    if (dtype == NCCL_BF16 && mine->first_k >= 0 && mine->after_k < 0 && !turn)
+        mine->after_k = number;
 }
 
 static void pause_us(long us)
@@ -237,7 +267,10 @@ static int rank(const char *path)
     const bool never_met =
         now->habit == ABSENT || now->habit == FUSE_OFF || now->habit == DIES_EARLY || now->habit == GOES;
     setenv("MK_TIMEOUT", never_met ? "3" : "100", 1);
+    setenv("MK_TUNER", now->slower ? "on" : "off", 1);
     ops.prepare = prepare;
+    if (now->slower)
+        ops.stamp = stamp, ops.between = between;
     if (is(UNLIKE))
         ops.config.dtypes = 0;
     r.face = is(ABSENT) ? NULL : hook_open(path);
@@ -301,10 +334,17 @@ static void compare(void)
             wrong(i, "nothing was fused");
         if (now->first >= 0 && first && a->first_k != first->first_k)
             wrong(i, "not the first operation of the others");
-        if (now->habit == UNWITNESSED && (first ? a->after_k != first->after_k : a->after_k < 0))
+        if (now->first >= 0 && now->reason && (first ? a->after_k != first->after_k : a->after_k < 0))
             wrong(i, "not back at NCCL with the others");
-        if (now->habit == UNWITNESSED && strcmp(a->reason, now->reason))
+        if (now->first >= 0 && now->reason && strcmp(a->reason, now->reason))
             wrong(i, "another reason");
+        for (int at = 0; first && at < CALLS && a->way[at] && first->way[at]; at++)
+            if (a->way[at] != first->way[at]) {
+                wrong(i, "another way than the others'");
+                break;
+            }
+        if (now->slower && !now->deterministic ? a->turns < 8 : a->turns != 0)
+            wrong(i, "turns of NCCL");
         if (now->habit == DIES_FUSED ? now->who != i && a->failed != 6 : a->failed)
             wrong(i, "return code");
         first = a;
@@ -345,7 +385,6 @@ int main(int argc, char **argv)
     unsetenv("MK_PROFILE");
     unsetenv("MASTER_ADDR");
     setenv("MK_IFNAME", "lo", 1);
-    setenv("MK_TUNER", "off", 1); /* the other user of meetings */
     for (size_t i = 0; i < sizeof(scenarios) / sizeof(scenarios[0]); i++) {
         now = &scenarios[i];
         if (argc == 2 || !strcmp(argv[2], now->name))

@@ -34,6 +34,8 @@ static const struct {
                {212, "errors stick"},
                {213, "launches of graphs that nobody counts"},
                {214, "counts that are no multiple of the granule"},
+               {215, "calls of a size class are counted"},
+               {216, "a switch heard in the midst of the last call before another"},
                {221, "the weight in a site's key"},
                {222, "beta"},
                {223, "never, where the first call was too early"},

@@ -16,6 +16,7 @@
 
 static unsigned runs = 1500;
 
+enum { SLOW_CLASS = 7 }; /* 64 rows of 64 */
 enum { RANKS = 3, STEPS = 48, COMMS = 2, SWITCHES = 4, INSTANCE = 64, OPS = 16 * INSTANCE };
 
 static uint64_t next_random(uint64_t *x)
@@ -74,7 +75,10 @@ static void make_program(struct program *p, uint64_t seed)
             n += next_random(&x) % (i ? 24 : 4) + (i > 0);
             p->change[c][i].number = n;
             p->change[c][i].word =
-                i && next_random(&x) % 3 == 0 ? 0 : MK_PAIR_FUSED | (next_random(&x) % 3 == 0) << 21;
+                i && next_random(&x) % 3 == 0
+                    ? 0
+                    : MK_PAIR_FUSED | (next_random(&x) % 3 ? 0 : MK_PAIR_SLOW_CLASS(false, SLOW_CLASS)) |
+                          (next_random(&x) % 3 ? 0 : MK_PAIR_SLOW_CLASS(true, SLOW_CLASS));
         }
 }
 

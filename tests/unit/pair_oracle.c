@@ -55,7 +55,8 @@ static uint64_t next_number(const struct oracle *o, int comm)
     return n;
 }
 
-static bool eligible(const struct oracle *o, int comm, uint64_t number, const struct mk_pair_coll *c)
+static bool eligible(const struct oracle *o, int comm, uint64_t number, const struct mk_pair_coll *c,
+                     bool captured)
 {
     const struct mk_pair_config config = sim_config();
     const uint64_t word = word_at(o, comm, number);
@@ -65,15 +66,15 @@ static bool eligible(const struct oracle *o, int comm, uint64_t number, const st
     if ((c->dtype != MK_BFLOAT16 && c->dtype != MK_FLOAT16) || bytes < config.min_bytes ||
         bytes > config.max_bytes)
         return false;
-    for (int class = 0; class < 30; class ++)
-        if (bytes >= UINT64_C(1) << class && bytes < UINT64_C(2) << class)
-            return !(word >> (8 + class) & 1);
+    for (int class = 0; class < 24; class ++) /* 64 B << class; bits from 8 on, of captures from 36 on */
+        if (bytes >= UINT64_C(64) << class && bytes < UINT64_C(128) << class)
+            return !(word >> ((captured ? 36 : 8) + class) & 1);
     return false;
 }
 
 bool oracle_shared(const struct oracle *o, const struct oracle_entry *e)
 {
-    return eligible(o, e->comm, e->number, &e->coll);
+    return eligible(o, e->comm, e->number, &e->coll, e->at.capture != 0);
 }
 
 /* ---- GEMMs ---- */
@@ -192,7 +193,8 @@ uint32_t oracle_gemm(const struct oracle *o, struct oracle_entry *e)
                                    .function = MK_PAIR_ALLREDUCE,
                                    .dtype = e->gemm.c_type,
                                    .sum = 1};
-    return comm >= 0 && eligible(o, comm, next_number(o, comm), &c) ? MK_PAIR_DO_G : MK_PAIR_DO_ORIGINAL;
+    return comm >= 0 && eligible(o, comm, next_number(o, comm), &c, e->at.capture != 0) ? MK_PAIR_DO_G
+                                                                                        : MK_PAIR_DO_ORIGINAL;
 }
 
 /* ---- collectives ---- */

@@ -183,20 +183,109 @@ static void state_word_that_comes_too_late(void **state)
     }
 }
 
+/* The host has begun the call before a switch, as the agreement counts, when it hears of the next one. */
+static void switch_heard_in_the_midst_of_a_call(void **state)
+{
+    WITH_RANK;
+    const struct mk_pair_gemm g = W1;
+    const struct mk_pair_coll c = sim_coll_of(0, &g);
+    const uint64_t n = sim_number(&s, 0);
+    sim_switch(&s, 0, n + 1, 0);
+    sim_switch(&s, 0, n + 3, MK_PAIR_FUSED);
+    assert_int_equal(s.out.asks, 0);
+    EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, NO_GEMM);
+    EXPECT(&s, sim_coll(&s, 0, &c), NCCL, SWITCHED_OFF);
+    sim_switch(&s, 0, n + 5, 0); /* the first of the three is long past */
+    EXPECT(&s, sim_coll(&s, 0, &c), NCCL, SWITCHED_OFF);
+    EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, NO_GEMM);
+    EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, NO_GEMM);
+    EXPECT(&s, sim_coll(&s, 0, &c), NCCL, SWITCHED_OFF);
+    sim_switch(&s, 0, n + 7, MK_PAIR_FUSED);
+    sim_switch(&s, 0, n + 9, 0);
+    sim_switch(&s, 0, n + 11, MK_PAIR_FUSED); /* two are all that can be pending */
+    EXPECT(&s, sim_coll(&s, 0, &c), FAIL, ERROR);
+    sim_end(&s);
+}
+
+static void size_classes(void **state)
+{
+    (void)state;
+    assert_int_equal(mk_pair_class(0), 0);
+    assert_int_equal(mk_pair_class(127), 0);
+    assert_int_equal(mk_pair_class(128), 1);
+    assert_int_equal(mk_pair_class((1 << 20) - 1), 13);
+    assert_int_equal(mk_pair_class(1 << 20), 14);
+    assert_int_equal(mk_pair_class(UINT64_C(1) << 33), 27);
+    assert_int_equal(mk_pair_class(UINT64_MAX), 27);
+    assert_true(MK_PAIR_SLOW_CLASS(false, 0) == 1 << 8 && MK_PAIR_SLOW_CLASS(true, 27) == UINT64_C(1) << 63);
+}
+
 static void slower_sizes_go_to_nccl(void **state)
 {
     WITH_RANK;
-    struct mk_pair_gemm g = W1; /* 256 KiB: class 18 */
+    struct mk_pair_gemm g = W1; /* 256 KiB: class 12 */
     LEARN(&s, &g, 0);
-    sim_switch(&s, 0, sim_number(&s, 0), MK_PAIR_FUSED | MK_PAIR_SLOW_CLASS(18));
+    sim_switch(&s, 0, sim_number(&s, 0), MK_PAIR_FUSED | MK_PAIR_SLOW_CLASS(false, 12));
     PAIR(&s, &g, 0, ORIGINAL, NOT_FUSED, NCCL, SLOWER);
-    g.m = 255; /* class 17 */
+    g.m = 255; /* class 11 */
     PAIR(&s, &g, 0, G, OK, OVERLAP, OK);
-    g.m = 511; /* still 18 */
+    g.m = 511; /* still 12 */
     PAIR(&s, &g, 0, ORIGINAL, NOT_FUSED, NCCL, SLOWER);
+    sim_capture(&s, 0);
+    PAIR(&s, &g, 0, G, OK, OVERLAP, OK);
+    sim_captured(&s, 0);
     g.m = 512;
     PAIR(&s, &g, 0, G, OK, OVERLAP, OK);
+    sim_switch(&s, 0, sim_number(&s, 0), MK_PAIR_FUSED | MK_PAIR_SLOW_CLASS(true, 13));
+    PAIR(&s, &g, 0, G, OK, OVERLAP, OK);
+    sim_capture(&s, 0);
+    PAIR(&s, &g, 0, ORIGINAL, NOT_FUSED, NCCL, SLOWER);
+    sim_captured(&s, 0);
     sim_end(&s);
+}
+
+/* Which calls NCCL makes to be timed: by their number in the class, whatever else is called in between. */
+static void both_ways_are_timed_in_turns(void **state)
+{
+    static const char turns[] = "KKKKKNNKNKKNKKKKKNNKNKKNKKK", slow[] = "NNNNKNNKNKKNNNNNKNNKNKKNNNN";
+    (void)state;
+    for (int is_slow = 0; is_slow < 2; is_slow++) {
+        struct sim s;
+        sim_start(&s, NULL);
+        struct mk_pair_event e = sim_comm_event(MK_PAIR_EV_COMM_AGREED, 0);
+        const struct mk_pair_gemm g = W1;
+        struct mk_pair_coll c = sim_coll_of(0, &g), other = c;
+        e.u.comm.config = sim_config();
+        e.u.comm.config.timed = 1;
+        other.count = 4 * c.count;
+        sim_tied(&s, 0);
+        sim_step(&s, &e);
+        sim_switch(&s, 0, sim_number(&s, 0),
+                   MK_PAIR_FUSED | (is_slow ? MK_PAIR_SLOW_CLASS(false, mk_pair_class(2 * c.count)) : 0));
+        for (uint64_t i = 0; i < sizeof(turns) - 1; i++) {
+            const bool round = (i >= 4 && i < 12) || (i >= 16 && i < 24),
+                       k = (is_slow ? slow : turns)[i] == 'K';
+            sim_capture(&s, 0); /* no turn of anybody */
+            EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, NO_GEMM);
+            assert_false(s.out.timed);
+            sim_captured(&s, 0);
+            if (i < 3)
+                EXPECT(&s, sim_coll(&s, 0, &other), PLAIN, NO_GEMM);
+            sim_coll(&s, 0, &c);
+            sim_expect(&s, k ? MK_PAIR_DO_PLAIN : MK_PAIR_DO_NCCL,
+                       k       ? MK_PAIR_NO_GEMM
+                       : round ? MK_PAIR_TIMED
+                               : MK_PAIR_SLOWER,
+                       __FILE__, __LINE__);
+            assert_int_equal(s.out.timed, round);
+            if (round) {
+                assert_int_equal(s.out.nth, i);
+                assert_int_equal(s.out.now, is_slow);
+                assert_int_equal(s.out.class, mk_pair_class(2 * c.count));
+            }
+        }
+        sim_end(&s);
+    }
 }
 
 static void graph_only_fuses_captured_calls(void **state)
@@ -487,6 +576,9 @@ int pair_rules_comm(void)
         cmocka_unit_test(state_word_switches_at_its_number),
         cmocka_unit_test(state_word_that_comes_too_late),
         cmocka_unit_test(slower_sizes_go_to_nccl),
+        cmocka_unit_test(switch_heard_in_the_midst_of_a_call),
+        cmocka_unit_test(size_classes),
+        cmocka_unit_test(both_ways_are_timed_in_turns),
         cmocka_unit_test(graph_only_fuses_captured_calls),
         cmocka_unit_test(group_of_one_is_that_operation),
         cmocka_unit_test(group_of_one_of_nccl_keeps_the_order_of_its_stream),

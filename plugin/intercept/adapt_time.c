@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* Times of K and of NCCL's collective in their turns (mk_pair_out.timed), on rank 0 of a communicator: time stamps before and
+ * after the call on its stream, and before the GEMM in front of it; read when later calls come. What they say becomes the
+ * state word that set-up proposes (mk/rival.h). All under the adapter's lock. */
+#include "adapt_in.h"
+#include "setup.h"
+#include "mk/err.h"
+#include "mk/log.h"
+#include "mk/rival.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+/* Calls whose times have not been read. A stream that is further behind loses the round. */
+#define PENDING (MK_FUSE_STAMPS / 3)
+enum { OF_GEMM, BEFORE, AFTER };
+
+struct timed {
+    struct timed *next;
+    void *comm;
+    struct mk_rival *rival;
+    struct {
+        struct mk_rival_sample sample;
+        bool gemm, ended;
+    } at[PENDING];
+    uint32_t head, n;
+    const void *gemm_stream; /* the stamp of the slot that comes next is there, for this output */
+    uint64_t gemm_c;
+};
+static struct timed *list;
+
+static struct timed *find(const void *comm)
+{
+    struct timed *t = list;
+    while (t && t->comm != comm)
+        t = t->next;
+    return t;
+}
+
+/* NULL: not ours to time, or no memory. */
+static struct timed *get(void *comm)
+{
+    struct mk_pair_comm_facts facts;
+    struct timed *t = find(comm);
+    if (t || !mk_adapt.ops->stamp || !mk_pair_comm(mk_adapt.pair, (uintptr_t)comm, &facts) || facts.rank)
+        return t;
+    t = calloc(1, sizeof(*t));
+    if (!t || !(t->rival = mk_rival_create())) {
+        free(t);
+        return NULL;
+    }
+    t->comm = comm;
+    t->next = list;
+    return list = t;
+}
+
+void mk_adapt_time_forget(const void *comm)
+{
+    struct timed **at = &list, *t;
+    while (*at && comm && (*at)->comm != comm)
+        at = &(*at)->next;
+    while ((t = *at)) {
+        *at = t->next;
+        mk_rival_destroy(t->rival);
+        free(t);
+        if (comm)
+            return;
+    }
+}
+
+static uint32_t stamp_of(uint32_t slot, uint32_t which)
+{
+    return slot * 3 + which;
+}
+
+void mk_adapt_time_gemm(const struct mk_pair_out *out, const struct mk_pair_gemm *gemm, void *stream)
+{
+    struct timed *t = out->timed ? get((void *)(uintptr_t)out->comm) : NULL;
+    if (!t || t->n == PENDING)
+        return;
+    t->gemm_stream = NULL;
+    if (mk_adapt.ops->stamp(t->comm, stream, stamp_of((t->head + t->n) % PENDING, OF_GEMM)))
+        return;
+    t->gemm_stream = stream;
+    t->gemm_c = gemm->c;
+}
+
+bool mk_adapt_time_begin(const struct mk_pair_event *e, const struct mk_pair_out *out, void *stream)
+{
+    void *comm = (void *)(uintptr_t)e->u.coll.comm;
+    const bool k = out->act == MK_PAIR_DO_PLAIN || out->act == MK_PAIR_DO_OVERLAP;
+    struct timed *t = out->timed && (k || out->act == MK_PAIR_DO_NCCL) ? get(comm) : NULL;
+    if (!t || t->n == PENDING)
+        return false;
+    const uint32_t slot = (t->head + t->n) % PENDING;
+    const bool gemm = t->gemm_stream && t->gemm_stream == stream && t->gemm_c == e->u.coll.send;
+    t->gemm_stream = NULL;
+    if (mk_adapt.ops->stamp(comm, stream, stamp_of(slot, BEFORE)))
+        return false;
+    t->at[slot].sample =
+        (struct mk_rival_sample){.nth = out->nth, .class = out->class, .nccl = !k, .now = out->now};
+    t->at[slot].gemm = gemm;
+    t->at[slot].ended = false;
+    t->n++;
+    return true;
+}
+
+void mk_adapt_time_end(void *comm, void *stream, bool well)
+{
+    struct timed *t = find(comm);
+    if (!t || !t->n)
+        return;
+    const uint32_t slot = (t->head + t->n - 1) % PENDING;
+    if (t->at[slot].ended)
+        return;
+    t->at[slot].ended = well && !mk_adapt.ops->stamp(comm, stream, stamp_of(slot, AFTER));
+    t->n -= !t->at[slot].ended;
+}
+
+void mk_adapt_time_captured(const struct mk_pair_event *e, const struct mk_pair_out *out)
+{
+    const bool overlap = out->act == MK_PAIR_DO_OVERLAP;
+    struct timed *t =
+        overlap || out->act == MK_PAIR_DO_PLAIN ? find((void *)(uintptr_t)e->u.coll.comm) : NULL;
+    if (t) /* bf16 and fp16 */
+        mk_rival_captured(t->rival, mk_pair_class(e->u.coll.count * 2), overlap);
+}
+
+static void propose(struct timed *t, const struct mk_rival_sample *s, const struct mk_rival_round *r,
+                    struct mk_adapt_news *news)
+{
+    struct mk_pair_comm_facts facts;
+    if (!mk_pair_comm(mk_adapt.pair, (uintptr_t)t->comm, &facts))
+        return;
+    mk_setup_wish(facts.id, facts.rank, mk_rival_word(t->rival));
+    snprintf(news->text, sizeof(news->text),
+             "fuse timed comm=%p sizes from %llu B: %.1f us ours, %.1f us NCCL's, GEMM before it %.1f us: "
+             "from now on %s, captured %s",
+             t->comm, 64ull << s->class, (double)r->k_ns / 1e3, (double)r->nccl_ns / 1e3,
+             (double)r->gemm_ns / 1e3, r->eager ? "NCCL" : "ours", r->captured ? "NCCL" : "ours");
+}
+
+void mk_adapt_time_read(const void *comm, struct mk_adapt_news *news)
+{
+    struct timed *t = list ? find(comm) : NULL;
+    struct mk_rival_round round;
+    news->text[0] = 0;
+    while (t && t->n && t->at[t->head].ended) {
+        struct mk_rival_sample *s = &t->at[t->head].sample;
+        int ret = mk_adapt.ops->between(t->comm, stamp_of(t->head, BEFORE), stamp_of(t->head, AFTER), &s->ns);
+        if (!ret && t->at[t->head].gemm)
+            ret = mk_adapt.ops->between(t->comm, stamp_of(t->head, OF_GEMM), stamp_of(t->head, BEFORE),
+                                        &s->gemm_ns);
+        if (ret == MK_ERR_AGAIN)
+            return;
+        t->head = (t->head + 1) % PENDING;
+        t->n--;
+        if (!ret && mk_rival_note(t->rival, s, &round) && round.changed)
+            propose(t, s, &round, news);
+    }
+}

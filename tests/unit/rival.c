@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Copyright mKernel authors */
+/* K against NCCL: what times lead to, outside of captures and within. */
+#include "mk/rival.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+#include <cmocka.h>
+
+enum { CLASS = 14 };
+#define EAGER MK_PAIR_SLOW_CLASS(false, CLASS)
+#define CAPTURED MK_PAIR_SLOW_CLASS(true, CLASS)
+
+/* Turns of a round of eight, from call `begin` on. */
+static const int turn[8] = {0, 1, 1, 0, 1, 0, 0, 1};
+
+static struct mk_rival_round round_of(struct mk_rival *r, uint64_t begin, bool now, uint64_t k, uint64_t nccl,
+                                      uint64_t gemm)
+{
+    struct mk_rival_round out;
+    memset(&out, 0, sizeof(out));
+    for (uint64_t i = 0; i < 8; i++) {
+        const struct mk_rival_sample s = {.nth = begin + i,
+                                          .ns = turn[i] ? nccl : k,
+                                          .gemm_ns = gemm,
+                                          .class = CLASS,
+                                          .nccl = turn[i],
+                                          .now = now};
+        assert_int_equal(mk_rival_note(r, &s, &out), i == 7);
+    }
+    assert_int_equal(out.k_ns, k);
+    assert_int_equal(out.nccl_ns, nccl);
+    assert_int_equal(out.gemm_ns, gemm);
+    assert_int_equal(out.eager, (mk_rival_word(r) & EAGER) != 0);
+    assert_int_equal(out.captured, (mk_rival_word(r) & CAPTURED) != 0);
+    return out;
+}
+
+static void two_rounds_decide(void **state)
+{
+    struct mk_rival *r = mk_rival_create();
+    (void)state;
+    assert_non_null(r);
+    assert_int_equal(mk_rival_word(r), MK_PAIR_FUSED);
+    assert_false(round_of(r, 4, false, 1000, 900, 0).changed);
+    assert_true(round_of(r, 16, false, 1000, 900, 0).changed);
+    assert_int_equal(mk_rival_word(r),
+                     MK_PAIR_FUSED | EAGER | CAPTURED); /* no GEMM before it: the same in a graph */
+    assert_false(round_of(r, 64, true, 1000, 980, 0).changed);
+    assert_false(round_of(r, 256, true, 800, 900, 0).changed);
+    assert_true(round_of(r, 1024, true, 800, 900, 0).changed);
+    assert_int_equal(mk_rival_word(r), MK_PAIR_FUSED);
+    mk_rival_destroy(r);
+}
+
+/* 2048 x 8192 x 3584 as it was measured: K loses by itself, and wins behind its GEMM. */
+static void overlap_is_what_counts_within_captures(void **state)
+{
+    struct mk_rival *r = mk_rival_create();
+    (void)state;
+    assert_non_null(r);
+    for (int i = 0; i < 2; i++)
+        round_of(r, i ? 16 : 4, false, 674, 607, 320);
+    assert_int_equal(mk_rival_word(r), MK_PAIR_FUSED | EAGER);
+    /* Where captures showed that it does not follow its GEMM, it is judged by itself. */
+    mk_rival_captured(r, CLASS, true);
+    for (int i = 0; i < 2; i++)
+        mk_rival_captured(r, CLASS, false);
+    round_of(r, 64, true, 674, 607, 320);
+    round_of(r, 256, true, 674, 607, 320);
+    assert_int_equal(mk_rival_word(r), MK_PAIR_FUSED | EAGER | CAPTURED);
+    for (int i = 0; i < 2; i++)
+        mk_rival_captured(r, CLASS, true);
+    round_of(r, 1024, true, 674, 607, 320);
+    round_of(r, 2048, true, 674, 607, 320);
+    assert_int_equal(mk_rival_word(r), MK_PAIR_FUSED | EAGER);
+    /* So slow that the GEMM hides nothing of it. */
+    round_of(r, 3072, true, 2000, 607, 320);
+    round_of(r, 4096, true, 2000, 607, 320);
+    assert_int_equal(mk_rival_word(r), MK_PAIR_FUSED | EAGER | CAPTURED);
+    mk_rival_destroy(r);
+}
+
+/* A round with a time missing decides nothing, whichever; what is no turn counts nothing. */
+static void what_does_not_count(void **state)
+{
+    (void)state;
+    for (uint64_t missing = 0; missing < 8; missing++) {
+        struct mk_rival *r = mk_rival_create();
+        struct mk_rival_round out;
+        assert_non_null(r);
+        for (uint64_t at = 4; at <= 16; at += 12)
+            for (uint64_t i = 0; i < 8; i++) {
+                const struct mk_rival_sample s = {
+                    .nth = at + i, .ns = turn[i] ? 500 : 1000, .class = CLASS, .nccl = turn[i]};
+                if (at == 4 || i != missing)
+                    assert_int_equal(mk_rival_note(r, &s, &out), at == 4 && i == 7);
+            }
+        assert_int_equal(mk_rival_word(r), MK_PAIR_FUSED);
+        struct mk_rival_sample odd = {.nth = 64, .ns = 1, .class = CLASS, .nccl = true}; /* K's turn */
+        assert_false(mk_rival_note(r, &odd, &out));
+        odd.nth = 30;
+        assert_false(mk_rival_note(r, &odd, &out));
+        odd.class = MK_PAIR_CLASSES;
+        assert_false(mk_rival_note(r, &odd, &out));
+        assert_false(round_of(r, 64, false, 1000, 2000, 0).changed); /* two in a row, it takes */
+        assert_false(round_of(r, 256, false, 1000, 500, 0).changed);
+        assert_true(round_of(r, 1024, false, 1000, 500, 0).changed);
+        mk_rival_destroy(r);
+    }
+}
+
+/* Calls of two sizes, or of two layers, in turns: each way gets as many of each. */
+static void layers_in_turns(void **state)
+{
+    struct mk_rival *r = mk_rival_create();
+    struct mk_rival_round out;
+    (void)state;
+    assert_non_null(r);
+    for (uint64_t period = 2; period <= 4; period += 2)
+        for (uint64_t begin = period == 2 ? 4 : 64, n = 0; n < 2; begin *= 4, n++)
+            for (uint64_t i = 0; i < 8; i++) {
+                const struct mk_rival_sample s = {
+                    .nth = begin + i, .ns = 1000 + 3000 * (i % period == 0), .class = CLASS, .nccl = turn[i]};
+                if (mk_rival_note(r, &s, &out))
+                    assert_int_equal(out.k_ns, out.nccl_ns);
+            }
+    assert_int_equal(mk_rival_word(r), MK_PAIR_FUSED);
+    mk_rival_destroy(r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(two_rounds_decide),
+        cmocka_unit_test(overlap_is_what_counts_within_captures),
+        cmocka_unit_test(what_does_not_count),
+        cmocka_unit_test(layers_in_turns),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
