@@ -4,13 +4,15 @@
 # tests/gpu/torch.sh [BUILD] [PART...]: PyTorch over the plugin with interception, the ranks sharing one GPU. Parts:
 #   right   linear layers and their all-reduce, eager and in graphs, with MK_FUSE=on: right, the same bits on all ranks, and
 #           at least OVERLAPS (5) of the captured pairs overlapped on each rank, by the library's own count
+#   hostile programs around a pair in which a careless interception would go wrong (CASES: which; all)
+#   random  SEED (1): random programs for SECONDS_EACH (20) seconds, of one communicator, then of two
 #   times   the same at SIZES, ROUNDS (15) rounds, with MK_FUSE=on and off in turn, over links of GBPS (0: not paced) Gbit/s
 # TOPOLOGY (2x1): NODESxRANKS, over loop; NCCL takes each rank for a node of its own. PRELOAD=1: the file in LD_PRELOAD too. Every program has a time limit. Exit 77
 # where there is no PyTorch or no GPU. LOGS: a directory that keeps the library's logs.
 set -u
 build=$(cd "${1:-build}" && pwd) || exit 2
 [ $# -gt 0 ] && shift
-[ $# -gt 0 ] || set -- right times
+[ $# -gt 0 ] || set -- right hostile random times
 command -v nvidia-cuda-mps-control >/dev/null || { echo "skip: gpu.torch: no nvidia-cuda-mps-control"; exit 77; }
 python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || { echo "skip: gpu.torch: no PyTorch with a GPU"; exit 77; }
 here=$(dirname "$0") so=$build/lib/libnccl-net-mkernel.so t=${TOPOLOGY:-2x1} failed=0 sms=${SMS:-132}
@@ -22,17 +24,24 @@ export NCCL_NET_PLUGIN=$so NCCL_NET=mKernel NCCL_PROFILER_PLUGIN=$so NCCL_TUNER_
 export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,TUNING MK_NET=loop MK_TIMEOUT=${MK_TIMEOUT:-20} MK_PEER_TIMEOUT=${MK_PEER_TIMEOUT:-20}
 export MK_LOG=info MASTER_ADDR=127.0.0.1 GLOO_SOCKET_IFNAME=lo MK_BLOCKS=${MK_BLOCKS:-$((sms * 15 / 16 / ranks))}
 [ "${GBPS:-0}" = 0 ] || export MK_LOOP_GBPS=$GBPS
-job() { # name MK_FUSE arguments...
+job() { # name MK_FUSE program arguments...
     local name=$1
-    export MK_FUSE=$2 NCCL_DEBUG_FILE=$logs/$name.%p LOG=$logs/$name PRELOAD=${PRELOAD:-} SO=$so PROGRAM=$here/torch_pairs.py
+    export MK_FUSE=$2 NCCL_DEBUG_FILE=$logs/$name.%p LOG=$logs/$name PRELOAD=${PRELOAD:-} SO=$so PROGRAM=$here/torch_$3.py
     export MASTER_PORT=$((20000 + RANDOM % 10000))
     # shellcheck disable=SC2016
     timeout -k 5 "${LIMIT:-90}" "$build/bin/mkrun" --gpus-shared --quiet --nodes "${t%x*}" --ranks-per-node "${t#*x}" -- sh -c '
 export RANK=$MK_RANK WORLD_SIZE=$MK_NRANKS NCCL_HOSTID=h$MK_RANK
 [ -z "$PRELOAD" ] || export LD_PRELOAD=$SO
-exec python3 "$PROGRAM" "$@" 2>"$LOG.$RANK.err"' sh "${@:3}"
+exec python3 "$PROGRAM" "$@" 2>"$LOG.$RANK.err"' sh "${@:4}"
     local status=$?
-    [ $status = 0 ] || { echo "FAILED ($status): $name ${*:2}"; tail -n 5 "$logs/$name".*.err; failed=1; }
+    [ $status = 0 ] || { echo "FAILED ($status): $name ${*:2}"; ended "$name"; failed=1; }
+}
+ended() { # name: the last things that each rank said, without the library's lines of the end
+    local log
+    for log in "$logs/$1".*.err; do
+        echo "$log:"
+        grep -v 'fuse total\|HOOK' "$log" | tail -n "${TAIL:-12}"
+    done
 }
 total() { # name act: least of the ranks
     local rank n least=
@@ -42,20 +51,49 @@ total() { # name act: least of the ranks
     done
     echo "$least"
 }
+counted() { # name: what each rank said that it expects ('expect WHAT N') against the library's own counts
+    local rank what want have any
+    for ((rank = 0; rank < ranks; rank++)); do
+        any=0
+        while read -r what want; do
+            any=1
+            have=$(sed -nE "s/.*fuse total $what: ([0-9]+).*/\1/p" "$logs/$1.$rank.err" | tail -1)
+            [ "${have:-0}" -ge "$want" ] || { echo "FAILED: $1: rank $rank: $what: ${have:-0}, not $want"; failed=1; }
+        done < <(sed -nE 's/^expect ([^ ]+ [0-9]+)$/\1/p' "$logs/$1.$rank.err")
+        [ $any = 1 ] || { echo "FAILED: $1: rank $rank expects nothing"; failed=1; }
+    done
+    echo "$1: $(total "$1" OVERLAP) overlapped, $(total "$1" PLAIN) plain, $(total "$1" G) by G, $(total "$1" NCCL) NCCL's"
+}
+reasons() { # name
+    cat "$logs/$1".*.err | sed -nE 's/.*fuse total (reason=[a-z-]+: [0-9]+).*/\1/p' | sort | uniq -c | sort -rn |
+        head -"${REASONS:-24}" | awk '{printf "%s%s %s (%s)", NR > 1 ? ", " : "", $2, $3, $1} END {if (NR) print ""}'
+}
 for part in "$@"; do
     case $part in
     right)
-        job right on right
+        job right on pairs right
         echo "right: $(total right OVERLAP) overlapped, $(total right PLAIN) plain, $(total right G) by G, $(total right NCCL) NCCL's"
-        cat "$logs"/right.*.err | sed -nE 's/.*(fuse total reason=.*)/\1/p' | sort | uniq -c | sort -rn | head -20
+        reasons right
         [ "$(total right OVERLAP)" -ge "${OVERLAPS:-5}" ] || { echo "FAILED: too few pairs overlapped"; failed=1; }
+        ;;
+    hostile)
+        # shellcheck disable=SC2086
+        job hostile on hostile ${CASES:-}
+        counted hostile
+        reasons hostile
+        ;;
+    random)
+        for groups in ${GROUPS_EACH:-1 2}; do
+            job "random.$groups" on random "${SEED:-1}" "${SECONDS_EACH:-20}" "$groups" ${ONLY:+"$ONLY"}
+            counted "random.$groups"
+        done
         ;;
     times)
         for size in ${SIZES:-8192x8192x3584 4096x8192x3584}; do
             for fuse in on off; do
                 echo "== MK_FUSE=$fuse"
                 # shellcheck disable=SC2086
-                job "times.$size.$fuse" $fuse times ${size//x/ } "${ROUNDS:-15}"
+                job "times.$size.$fuse" $fuse pairs times ${size//x/ } "${ROUNDS:-15}"
             done
         done
         ;;
