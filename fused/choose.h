@@ -26,7 +26,7 @@ struct mk_choice {
 /* Samples of rank 0, for one class. */
 struct mk_choose_times {
     uint64_t ns[2][MK_CHOOSE_ROUND / 2], median[2]; /* of this round; of the last whole one */
-    int n[2], wins;
+    int n[2], score;
     uint64_t round, rounds; /* of these samples; whole ones so far */
 };
 
@@ -34,9 +34,9 @@ struct mk_choose_times {
 void mk_choose_way(uint64_t call, int now, struct mk_choice *out);
 /* Pure. A call of a round took ns. True: a switch is worth proposing. */
 bool mk_choose_note(struct mk_choose_times *t, const struct mk_choice *choice, uint64_t ns);
-/* Its parts: does `other` take enough less than `have`; has it done so in enough rounds in a row? */
-bool mk_choose_better(uint64_t have, uint64_t other);
-bool mk_choose_won(int *wins, bool better);
+/* Its parts: how much speaks for the other way; is it enough, over the rounds so far? */
+int mk_choose_points(uint64_t have, uint64_t other);
+bool mk_choose_won(int *score, int points);
 uint64_t mk_choose_median(uint64_t *v, int n); /* sorts them; n > 0 */
 
 /* Needs the bootstrap, and comm->may_choose; makes nothing otherwise. */

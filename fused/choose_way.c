@@ -6,7 +6,8 @@
 
 #define FIRST_ROUND 4    /* the calls before it warm up */
 #define LONGEST_GAP 1024 /* rounds begin at calls 4, 16, 64, 256, 1024, 2048, 3072 ... of a class */
-#define SWITCH_AFTER 2   /* rounds in a row, each of which shows that the other way takes a sixteenth less */
+#define ENOUGH                                                                                               \
+    4 /* points, from rounds in a row in each of which the other way takes less: 2 for a sixteenth, 1 for a 64th */
 
 void mk_choose_way(uint64_t call, int now, struct mk_choice *out)
 {
@@ -34,17 +35,17 @@ uint64_t mk_choose_median(uint64_t *v, int n)
     return v[n / 2];
 }
 
-bool mk_choose_better(uint64_t have, uint64_t other)
+int mk_choose_points(uint64_t have, uint64_t other)
 {
-    return other < have - have / 16;
+    return other < have - have / 16 ? 2 : other < have - have / 64 ? 1 : 0;
 }
 
-bool mk_choose_won(int *wins, bool better)
+bool mk_choose_won(int *score, int points)
 {
-    *wins = better ? *wins + 1 : 0;
-    if (*wins < SWITCH_AFTER)
+    *score = points ? *score + points : 0;
+    if (*score < ENOUGH)
         return false;
-    *wins = 0;
+    *score = 0;
     return true;
 }
 
@@ -61,14 +62,14 @@ bool mk_choose_note(struct mk_choose_times *t, const struct mk_choice *choice, u
         t->ns[way][t->n[way]++] = ns;
     if (!choice->last)
         return false;
-    bool better = false;
+    int points = 0;
     if (t->n[0] == half && t->n[1] == half) { /* else a call of it failed */
         t->median[0] = mk_choose_median(t->ns[0], half);
         t->median[1] = mk_choose_median(t->ns[1], half);
         const uint64_t have = t->median[choice->now], other = t->median[!choice->now];
-        better = mk_choose_better(have, other);
+        points = mk_choose_points(have, other);
         t->rounds++;
     }
     t->n[0] = t->n[1] = 0;
-    return mk_choose_won(&t->wins, better);
+    return mk_choose_won(&t->score, points);
 }

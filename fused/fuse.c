@@ -33,7 +33,8 @@ struct fuse_comm {
     int users; /* calls that have it */
     mk_comm_t mk;
     void *order;                    /* event: after its last operation; graphs record it too */
-    void *inside;                   /* event: the same within a capture */
+    void *inside;                   /* event: the same within a capture, this one: */
+    uint64_t inside_capture;        /* its id; 0: none */
     void *beside, *forked, *joined; /* stream, events */
     void *stamp[MK_FUSE_STAMPS];    /* events with times, made when they are first used */
 };
@@ -386,9 +387,24 @@ static int on(void *nccl, void *stream, int (*call)(struct fuse_comm *c, void *s
     return err ? mk_cuda_fail(err, "the order of a communicator's operations") : 0;
 }
 
+/* 0: it is not capturing. */
+static uint64_t capture_of(void *stream)
+{
+    int status = 0;
+    uint64_t id = 0;
+    size_t n = 0;
+    void *graph, *const *deps;
+    const int err = mk_cuda_open(NULL)->capture_info(stream, &status, &id, &graph, &deps, &n);
+    return !err && status ? id : 0;
+}
+
 static int wait_on(struct fuse_comm *c, void *stream, int how)
 {
     const struct mk_cuda *cu = mk_cuda_open(NULL);
+    /* Nothing of this capture is recorded: the operations before this one are of the same group, and are recorded after it.
+     * Among themselves they have no order; what was before the group is before this one too. */
+    if (how == MK_PAIR_WAIT_NODE && (!c->inside_capture || c->inside_capture != capture_of(stream)))
+        how = MK_PAIR_WAIT_EXTERNAL;
     return how == MK_PAIR_WAIT_EVENT      ? cu->stream_wait_event(stream, c->order, 0)
            : how == MK_PAIR_WAIT_NODE     ? cu->stream_wait_event(stream, c->inside, 0)
            : how == MK_PAIR_WAIT_EXTERNAL ? cu->stream_wait_event(stream, c->order, MK_CU_EVENT_EXTERNAL)
@@ -407,6 +423,7 @@ static int record_on(struct fuse_comm *c, void *stream, int how)
         return cu->event_record(c->order, stream);
     /* `inside` first: a later G or K of this capture depends on the operation alone. */
     const int err = cu->event_record(c->inside, stream);
+    c->inside_capture = err ? 0 : capture_of(stream);
     return err ? err : cu->event_record_flags(c->order, stream, MK_CU_EVENT_EXTERNAL);
 }
 static int record(void *nccl, void *stream, enum mk_pair_record how)

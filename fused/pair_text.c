@@ -22,7 +22,7 @@ static const struct {
     [MK_PAIR_P2P] = {"point-to-point", "send and receive are NCCL's"},
     [MK_PAIR_TIMEOUT] = {"setup-timeout", "a rank did not come to set-up; see MK_ROOT and MK_TIMEOUT"},
     [MK_PAIR_MEMBER] = {"member", "a rank runs without the plugin or with other settings"},
-    [MK_PAIR_NO_WITNESS] = {"no-witness", "NCCL 2.23 or later with our profiler is needed"},
+    [MK_PAIR_NO_WITNESS] = {"no-witness", "NCCL 2.28 or later with our profiler is needed"},
     [MK_PAIR_UNTIED] = {"untied", "the communicator could not be identified"},
     [MK_PAIR_NONBLOCKING] = {"nonblocking", "non-blocking communicators are not fused"},
     [MK_PAIR_SHARED_GPU] = {"shared-gpu", "MPS or two ranks on one GPU; MK_SHARED_GPU=1 allows it"},

@@ -2,7 +2,7 @@
  * Copyright mKernel authors */
 /* K against NCCL, by size class (mk/rival.h).
  *
- * Outside of captures: the medians of the turns of a round (choose_way.c), and two rounds in a row decide.
+ * Outside of captures: the medians of the turns of a round (choose_way.c), and some rounds in a row decide.
  * Within captures nothing is timed, since a graph keeps what it was captured with; so they are judged by the same rounds.
  * By itself K takes there what it takes outside. With its GEMM it hides behind it, or the GEMM behind it: the larger of the
  * two, and a sixteenth for what sticks out (seen: 3 to 6 %), against GEMM and NCCL one after the other. */
@@ -15,7 +15,7 @@ struct mk_rival {
     struct rival_class {
         struct mk_choose_times times;
         uint64_t gemm[MK_CHOOSE_ROUND];
-        int gemms, wins;
+        int gemms, score;
         uint64_t round;
         uint32_t overlapped, plain; /* captured */
     } class[MK_PAIR_CLASSES];
@@ -52,14 +52,14 @@ static uint64_t larger(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
-/* Is the other way worth it, within captures? */
-static bool captured_better(const struct rival_class *c, bool now, uint64_t gemm)
+/* What speaks for the other way, within captures. */
+static int captured_points(const struct rival_class *c, bool now, uint64_t gemm)
 {
     const bool together = gemm && c->plain <= c->overlapped;
     const uint64_t k = c->times.median[0], nccl = c->times.median[1];
     const uint64_t ours = together ? larger(gemm, k) + larger(gemm, k) / 16 : k;
     const uint64_t theirs = nccl + (together ? gemm : 0);
-    return mk_choose_better(now ? theirs : ours, now ? ours : theirs);
+    return mk_choose_points(now ? theirs : ours, now ? ours : theirs);
 }
 
 static void set(uint64_t *word, uint64_t bit, bool on)
@@ -91,7 +91,7 @@ bool mk_rival_note(struct mk_rival *r, const struct mk_rival_sample *s, struct m
     if (other)
         set(&r->word, eager, !s->now);
     const bool is_captured = r->word & captured;
-    if (mk_choose_won(&c->wins, captured_better(c, is_captured, gemm)))
+    if (mk_choose_won(&c->score, captured_points(c, is_captured, gemm)))
         set(&r->word, captured, !is_captured);
     *out = (struct mk_rival_round){.k_ns = c->times.median[0],
                                    .nccl_ns = c->times.median[1],

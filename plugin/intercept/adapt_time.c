@@ -24,7 +24,8 @@ struct timed {
         bool gemm, ended;
     } at[PENDING];
     uint32_t head, n;
-    const void *gemm_stream; /* the stamp of the slot that comes next is there, for this output */
+    bool gemm; /* the stamp of the slot that comes next is on this stream (NULL is one), for this output */
+    const void *gemm_stream;
     uint64_t gemm_c;
 };
 static struct timed *list;
@@ -78,9 +79,7 @@ void mk_adapt_time_gemm(const struct mk_pair_out *out, const struct mk_pair_gemm
     struct timed *t = out->timed ? get((void *)(uintptr_t)out->comm) : NULL;
     if (!t || t->n == PENDING)
         return;
-    t->gemm_stream = NULL;
-    if (mk_adapt.ops->stamp(t->comm, stream, stamp_of((t->head + t->n) % PENDING, OF_GEMM)))
-        return;
+    t->gemm = !mk_adapt.ops->stamp(t->comm, stream, stamp_of((t->head + t->n) % PENDING, OF_GEMM));
     t->gemm_stream = stream;
     t->gemm_c = gemm->c;
 }
@@ -93,8 +92,8 @@ bool mk_adapt_time_begin(const struct mk_pair_event *e, const struct mk_pair_out
     if (!t || t->n == PENDING)
         return false;
     const uint32_t slot = (t->head + t->n) % PENDING;
-    const bool gemm = t->gemm_stream && t->gemm_stream == stream && t->gemm_c == e->u.coll.send;
-    t->gemm_stream = NULL;
+    const bool gemm = t->gemm && t->gemm_stream == stream && t->gemm_c == e->u.coll.send;
+    t->gemm = false;
     if (mk_adapt.ops->stamp(comm, stream, stamp_of(slot, BEFORE)))
         return false;
     t->at[slot].sample =

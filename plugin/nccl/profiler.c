@@ -4,7 +4,11 @@
  * event, so NCCL calls nothing but init and finalize. Never an error: what cannot be profiled is not. Communicators that are
  * profiled may meet (mk/meet.h), from version 4 on, which names them.
  *
- * Masks: collectives and point-to-point operations always (their number is what a witness counts); with the times of the run
+ * Interception's witness (mk/pair.h) counts the calls of the API, which NCCL tells of from version 5 on: inside the call, once,
+ * captured or not. The event of the collective itself comes at each launch of a graph, from a thread of CUDA, and for a
+ * captured call at no other time.
+ *
+ * Masks: collectives and point-to-point operations always; with the times of the run
  * also KernelCh (from v3 on; with the GPU's own timer from v4 on) or, before, ProxyOp, which exists between nodes only. */
 #include "../intercept/setup.h"
 #include "abi_profiler.h"
@@ -93,7 +97,8 @@ static int join(void **ctx, int *mask, struct mk_profile_who *who)
     if (c && who->id) {
         const struct mk_meet_who m = {
             .id = who->id, .rank = who->rank, .nranks = who->nranks, .nnodes = who->nnodes};
-        mk_setup_join(c, who->id, who->rank, who->nranks);
+        if (who->table >= 5)
+            mk_setup_join(c, who->id, who->rank, who->nranks);
         mk_meet_join(c, &m);
         mk_setup_joined(c);
     }
@@ -182,6 +187,8 @@ static int above(void **handle)
 static int api(void *ctx, void **handle, bool p2p_call)
 {
     mk_profile_api(ctx, p2p_call);
+    if (!p2p_call)
+        mk_setup_profiled(ctx); /* interception's witness */
     return above(handle);
 }
 
@@ -193,13 +200,6 @@ static int named(void *ctx, void **handle, const char *func, const char *dtype, 
     e.algo = mk_name_find(MK_NAMES_ALGO, algo);
     e.proto = mk_name_find(MK_NAMES_PROTO, proto);
     return begin(ctx, handle, &e);
-}
-
-static int coll(void *ctx, void **handle, const char *func, const char *dtype, const char *algo,
-                const char *proto, struct mk_profile_event e)
-{
-    mk_setup_profiled(ctx); /* interception's witness */
-    return named(ctx, handle, func, dtype, algo, proto, e);
 }
 
 static int p2p(void *ctx, void **handle, const char *func, const char *dtype, struct mk_profile_event e)
@@ -251,7 +251,7 @@ static int start_v1(void *ctx, void **handle, struct mk_nccl_profiler_descr_v1 *
         if (d->type == EVENT_COLL) {                                                                         \
             e.channels = d->coll.channels_of, e.exact = is_exact;                                            \
             e.count = d->coll.count, e.comm_id = id(coll);                                                   \
-            return coll(ctx, handle, d->coll.func, d->coll.datatype, d->coll.algo, d->coll.proto, e);        \
+            return named(ctx, handle, d->coll.func, d->coll.datatype, d->coll.algo, d->coll.proto, e);       \
         }                                                                                                    \
         if (d->type == EVENT_P2P) {                                                                          \
             e.channels = p2p_channels, e.exact = is_exact;                                                   \

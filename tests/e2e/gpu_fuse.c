@@ -355,8 +355,10 @@ static void operations_wait_for_the_one_before(void **state)
     expect_step(1, GPU_WAIT, stream[1], order, 0);
 
     gpu_forget(); /* in a capture, then in it, then after it; then eagerly after its replay */
+    gpu.capturing = stream[0];
+    gpu.capture = 7;
     assert_int_equal(ops->record(comm, stream[0], MK_PAIR_RECORD_EXTERNAL), 0);
-    assert_int_equal(ops->wait(comm, stream[1], MK_PAIR_WAIT_NODE, 9), 0);
+    assert_int_equal(ops->wait(comm, stream[0], MK_PAIR_WAIT_NODE, 9), 0);
     assert_int_equal(ops->wait(comm, stream[1], MK_PAIR_WAIT_EXTERNAL, 0), 0);
     assert_int_equal(ops->wait(comm, stream[1], MK_PAIR_WAIT_EVENT, 0), 0);
     assert_int_equal(gpu.steps, 5);
@@ -365,9 +367,20 @@ static void operations_wait_for_the_one_before(void **state)
     assert_ptr_not_equal(inside, order);
     expect_step(0, GPU_EVENT, stream[0], inside, 0);
     expect_step(1, GPU_EVENT, stream[0], order, MK_CU_EVENT_EXTERNAL);
-    expect_step(2, GPU_WAIT, stream[1], inside, 0);
+    expect_step(2, GPU_WAIT, stream[0], inside, 0);
     expect_step(3, GPU_WAIT, stream[1], order, MK_CU_EVENT_EXTERNAL);
     expect_step(4, GPU_WAIT, stream[1], order, 0);
+
+    /* The second member of a group in another capture: the first one is not recorded yet, and an event of the old capture
+     * must not be waited for. */
+    gpu_forget();
+    gpu.capture = 8;
+    assert_int_equal(ops->wait(comm, stream[0], MK_PAIR_WAIT_NODE, 0), 0);
+    assert_int_equal(gpu.steps, 1);
+    expect_step(0, GPU_WAIT, stream[0], order, MK_CU_EVENT_EXTERNAL);
+    assert_int_equal(ops->record(comm, stream[0], MK_PAIR_RECORD_EXTERNAL), 0);
+    assert_int_equal(ops->wait(comm, stream[0], MK_PAIR_WAIT_NODE, 0), 0);
+    expect_step(3, GPU_WAIT, stream[0], inside, 0);
 
     gpu_forget();
     assert_int_equal(ops->wait(comm, stream[1], MK_PAIR_IN_ORDER, 0), 0);

@@ -186,7 +186,7 @@ static int capture_info(void *stream, int *status, uint64_t *id, void **graph, v
     capturing(stream, status);
     if (*status) {
         node = (void *)gpu.node;
-        *id = 7;
+        *id = gpu.capture;
         *graph = gpu.graph;
         *deps = &node;
         *n = gpu.node != 0;

@@ -33,6 +33,7 @@ struct gpu_record {
     struct gpu_step step[64]; /* since gpu_forget; no more than these */
     int steps;
     void *capturing, *graph; /* this stream, into that graph; NULL: none */
+    uint64_t capture;        /* its id */
     uintptr_t node;          /* the capture's newest, on which the next one depends */
     int objects;             /* user objects that there are */
     int hasty;               /* streams that were destroyed before their copies were known to be there */

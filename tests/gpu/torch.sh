@@ -66,7 +66,7 @@ counted() { # name: what each rank said that it expects ('expect WHAT N') agains
 }
 reasons() { # name
     cat "$logs/$1".*.err | sed -nE 's/.*fuse total (reason=[a-z-]+: [0-9]+).*/\1/p' | sort | uniq -c | sort -rn |
-        head -"${REASONS:-24}" | awk '{printf "%s%s %s (%s)", NR > 1 ? ", " : "", $2, $3, $1} END {if (NR) print ""}'
+        head -"${REASONS:-24}" | awk '{printf "%s%s %s (%s)", (NR > 1 ? ", " : ""), $2, $3, $1} END {if (NR) print ""}'
 }
 for part in "$@"; do
     case $part in

@@ -136,6 +136,15 @@ static void with_its_gemm(void)
     STAMPED("G3 ?2 B3 A3");
     reduce();
     STAMPED("?3 B4 A4");
+    stamps_over = 1;
+    stamp_error = MK_ERR_CUDA;
+    rank_gemm(&r.s, c_mem);
+    stamp_error = 0;
+    reduce();
+    STAMPED("G5 ?4 B5 A5");
+    stamps_over = 1;
+    reduce();
+    STAMPED("?5 B6 A6");
     rank_begin_capture(&r.s, 5);
     rank_gemm(&r.s, c_mem);
     reduce();

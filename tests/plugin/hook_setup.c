@@ -32,6 +32,7 @@ enum habit {
     UNWITNESSED, /* after some fused operations the profiler misses one */
     LATE_READY,  /* what K needs is there late */
     NEVER_READY,
+    OLD, /* an NCCL whose profiler does not tell of the calls */
     GOES /* it is never ready, and its communicator is finalised early */
 };
 struct scenario {
@@ -61,6 +62,8 @@ static const struct scenario scenarios[] = {
     {"unlike", UNLIKE, 2, false, -1, "member", false},
     {"rank 0 is unlike", UNLIKE, 0, false, -1, "member", false},
     {"never ready", NEVER_READY, 1, false, -1, "memory", false},
+    {"old NCCL", OLD, 1, false, -1, "member setup-timeout no-witness", false},
+    {"old NCCL at rank 0", OLD, 0, false, -1, "member setup-timeout no-witness", false},
     {"unwitnessed", UNWITNESSED, 2, false, 0, "switched-off", false},
     {"rank 0 is unwitnessed", UNWITNESSED, 0, false, 0, "switched-off", false},
     {"dies fused", DIES_FUSED, 1, false, 0, NULL, false},
@@ -96,14 +99,11 @@ static bool is(enum habit habit)
     return now->habit == habit && now->who == me;
 }
 
+static const struct prof_coll coll = {
+    .func = "AllReduce", .dtype = "ncclBfloat16", .algo = "RING", .proto = "LL", .count = 8, .channels = 1};
+
 static void in_nccl(int id, const void *call)
 {
-    static const struct prof_coll coll = {.func = "AllReduce",
-                                          .dtype = "ncclBfloat16",
-                                          .algo = "RING",
-                                          .proto = "LL",
-                                          .count = 8,
-                                          .channels = 1};
     (void)id, (void)call;
     mine->nccl++;
     if (prof.t.any && !misses)
@@ -237,6 +237,8 @@ static void loop(void)
         if (now->habit == UNWITNESSED && mine->fused >= MORE)
             one_call(NCCL_FP32); /* NCCL's; unseen by one rank's profiler */
         one_call(NCCL_BF16);
+        if (prof.t.any && (mine->calls + me) % 3 == 0)
+            prof_replay(&prof, &coll);
         if (is(AHEAD) && mine->calls == lead)
             __atomic_store_n(&shared->ahead, 1, __ATOMIC_RELEASE);
         if (!is(AHEAD) || mine->calls > lead)
@@ -264,8 +266,8 @@ static int rank(const char *path)
     struct mk_adapt_options options = {.ops = &ops, .deterministic = now->deterministic};
     failures = 0;
     setenv("MK_FUSE", is(FUSE_OFF) ? "off" : "on", 1);
-    const bool never_met =
-        now->habit == ABSENT || now->habit == FUSE_OFF || now->habit == DIES_EARLY || now->habit == GOES;
+    const bool never_met = now->habit == ABSENT || now->habit == FUSE_OFF || now->habit == DIES_EARLY ||
+                           now->habit == GOES || now->habit == OLD;
     setenv("MK_TIMEOUT", never_met ? "3" : "100", 1);
     setenv("MK_TUNER", now->slower ? "on" : "off", 1);
     ops.prepare = prepare;
@@ -285,7 +287,7 @@ static int rank(const char *path)
     r.comm = (struct stand_comm){.rank = me, .nranks = RANKS};
     stand_record_nccl(MK_HOOK_ncclAllReduce)->inside = in_nccl;
     void *so = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
-    CHECK(so && prof_open(&prof, so, 4 + me, 0x5e70, me, RANKS, &mask));
+    CHECK(so && prof_open(&prof, so, is(OLD) ? 4 : 5 + me % 2, 0x5e70, me, RANKS, &mask));
     loop();
     wait_others();
     CHECK(!prof.t.any || !ncclCommDestroy(&r.comm));

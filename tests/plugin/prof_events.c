@@ -201,6 +201,14 @@ void *prof_enqueue(struct prof *p, const struct prof_coll *c)
     return handle;
 }
 
+void prof_replay(struct prof *p, const struct prof_coll *c)
+{
+    void *group = plain(p, GROUP, NULL);
+    void *handle = p->version >= 5 || group ? coll(p, c, NULL, group) : NULL;
+    stop(p, handle);
+    stop(p, group);
+}
+
 void *prof_send(struct prof *p, size_t count, int peer)
 {
     union {

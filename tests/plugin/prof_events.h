@@ -31,6 +31,8 @@ struct prof_coll {
 };
 /* What the user's thread does: API, group, collective, launch. Returns the collective's handle, NULL: not asked for. */
 void *prof_enqueue(struct prof *p, const struct prof_coll *c);
+/* What a thread of CUDA does when a graph is launched that the collective is in, and it goes over the network. */
+void prof_replay(struct prof *p, const struct prof_coll *c);
 /* The same for a send to `peer`. */
 void *prof_send(struct prof *p, size_t count, int peer);
 /* What the progress thread does, a channel at a time, GPU timers from start to stop (channel i begins i ns later). Before

@@ -58,7 +58,7 @@ static void hysteresis(void **state)
     assert_false(round_of(&t, 0, 1600, 1400));
     assert_true(round_of(&t, 0, 1600, 1400));  /* twice in a row */
     assert_false(round_of(&t, 0, 1600, 1400)); /* and anew */
-    assert_false(round_of(&t, 0, 1600, 1500)); /* a sixteenth is not less than a sixteenth less */
+    assert_false(round_of(&t, 0, 1600, 1575)); /* a 64th is not less than a 64th less: nothing */
     assert_false(round_of(&t, 0, 1600, 1400));
     assert_false(round_of(&t, 0, 1600, 1600));
     assert_false(round_of(&t, 0, 1600, 1400));
@@ -70,6 +70,15 @@ static void hysteresis(void **state)
     assert_true(round_of(&t, 1, 1499, 1600));
     assert_false(round_of(&t, 1, 1600, 1499));
     assert_false(round_of(&t, 1, 1600, 1499));
+    /* A little less: four times in a row, or together with more. */
+    for (int i = 0; i < 2; i++) {
+        for (int n = 0; n < 3; n++)
+            assert_false(round_of(&t, 0, 1600, 1500));
+        assert_true(round_of(&t, 0, 1600, 1500));
+    }
+    assert_false(round_of(&t, 0, 1600, 1574));
+    assert_false(round_of(&t, 0, 1600, 1499));
+    assert_true(round_of(&t, 0, 1600, 1574));
 }
 
 /* A call outside of a round counts nothing; a round in which calls failed neither. */
