@@ -6,13 +6,16 @@
 #           at least OVERLAPS (5) of the captured pairs overlapped on each rank, by the library's own count
 #   hostile programs around a pair in which a careless interception would go wrong (CASES: which; all)
 #   random  SEED (1): random programs for SECONDS_EACH (20) seconds, of one communicator, then of two
-#   times   the same at SIZES, ROUNDS (15) rounds, with MK_FUSE=on and off in turn, over links of GBPS (0: not paced) Gbit/s
+#   train   STEPS (200) of training, SEEDS (3): with MK_FUSE=off, on, and with MK_DETERMINISTIC=1 plain against overlapped
+#   tp      PyTorch's tensor-parallel API, eager and compiled (WAYS: eager default reduce-overhead), with MK_FUSE as in FUSES (on)
+#   compile torch.compile of a linear layer and its all-reduce
+#   times   the pairs at SIZES, ROUNDS (15) rounds, with MK_FUSE=on and off in turn, over links of GBPS (0: not paced) Gbit/s
 # TOPOLOGY (2x1): NODESxRANKS, over loop; NCCL takes each rank for a node of its own. PRELOAD=1: the file in LD_PRELOAD too. Every program has a time limit. Exit 77
 # where there is no PyTorch or no GPU. LOGS: a directory that keeps the library's logs.
 set -u
 build=$(cd "${1:-build}" && pwd) || exit 2
 [ $# -gt 0 ] && shift
-[ $# -gt 0 ] || set -- right hostile random times
+[ $# -gt 0 ] || set -- right hostile random train tp compile times
 command -v nvidia-cuda-mps-control >/dev/null || { echo "skip: gpu.torch: no nvidia-cuda-mps-control"; exit 77; }
 python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || { echo "skip: gpu.torch: no PyTorch with a GPU"; exit 77; }
 here=$(dirname "$0") so=$build/lib/libnccl-net-mkernel.so t=${TOPOLOGY:-2x1} failed=0 sms=${SMS:-132}
@@ -87,6 +90,29 @@ for part in "$@"; do
             job "random.$groups" on random "${SEED:-1}" "${SECONDS_EACH:-20}" "$groups" ${ONLY:+"$ONLY"}
             counted "random.$groups"
         done
+        ;;
+    train)
+        for fuse in off on; do
+            job "train.$fuse" $fuse train "${STEPS:-200}" "${SEEDS:-3}" "$logs/train.losses"
+        done
+        counted train.on
+        reasons train.on
+        export MK_DETERMINISTIC=1
+        job train.same on train "${STEPS:-200}" 1 "$logs/train.losses"
+        unset MK_DETERMINISTIC
+        counted train.same
+        ;;
+    tp)
+        for fuse in ${FUSES:-on}; do
+            # shellcheck disable=SC2086
+            LIMIT=${LIMIT:-150} job "tp.$fuse" "$fuse" tp "${ROUNDS:-6}" ${WAYS:-}
+            [ "$fuse" = off ] || { counted "tp.$fuse" && reasons "tp.$fuse"; }
+        done
+        ;;
+    compile)
+        LIMIT=${LIMIT:-150} job compile on compile "${CALLS:-8}"
+        counted compile
+        reasons compile
         ;;
     times)
         for size in ${SIZES:-8192x8192x3584 4096x8192x3584}; do

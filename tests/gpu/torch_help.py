@@ -4,7 +4,9 @@
 CPU over gloo, a graph's replay being the function once more: that finds errors of these programs, not of the library."""
 import faulthandler
 import hashlib
+import importlib.util
 import os
+import shutil
 import sys
 import time
 
@@ -55,7 +57,7 @@ def expect(what, n):
 def watch(what, seconds):
     """Ends the process with its threads' stacks if `what` takes longer."""
     print(f"begin {what}", file=sys.stderr, flush=True)
-    faulthandler.dump_traceback_later(seconds, exit=True)
+    faulthandler.dump_traceback_later(seconds * (8 if CPU else 1), exit=True)
 
 
 def settle(group=None, n=120):
@@ -144,6 +146,13 @@ def whole(shape, dtype, seed, share=4):
     g = torch.Generator(device=device).manual_seed(seed)
     v = torch.randint(0, 2 * share, shape, generator=g, device=device, dtype=torch.int32)
     return (v == 0).to(dtype) - (v == 1).to(dtype)
+
+
+def compiler():
+    """Why torch.compile cannot be used here; None if it can."""
+    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
+        return "no C compiler"
+    return None if importlib.util.find_spec("triton") else "no Triton"
 
 
 LARGEST = {torch.bfloat16: 256, torch.float16: 2048, torch.float32: 2**24}  # up to it every whole number can be written

@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from torch_help import CPU, Layer, backend, capture, device, exact, expect, fail, finish, gpu, rank, ranks, same, say, settle
-from torch_help import tensors, watch, whole
+from torch_help import tensors, watch
 
 M, N, K = 1024, 2048, 512
 cases = {}
@@ -84,7 +84,6 @@ def triton_kernel():
     """Doubles its tensor; None where Triton cannot be used, with the reason."""
     try:
         import triton
-        import triton.language as tl
 
         from torch_triton import twice
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from torch_help import capture, close, device, finish, layer, rank, ranks, settle, words
+from torch_help import capture, close, device, finish, layer, rank, settle, words
 
 
 def make(shape, n, k, dtype, bias, seed):
