@@ -5,6 +5,7 @@
 #   right   linear layers and their all-reduce, eager and in graphs, with MK_FUSE=on: right, the same bits on all ranks, and
 #           at least OVERLAPS (5) of the captured pairs overlapped on each rank, by the library's own count
 #   hostile programs around a pair in which a careless interception would go wrong (CASES: which; all)
+#   groups  the same with groups of operations, threads and more communicators (CASES)
 #   random  SEED (1): random programs for SECONDS_EACH (20) seconds, of one communicator, then of two
 #   train   STEPS (200) of training, SEEDS (3): with MK_FUSE=off, on, and with MK_DETERMINISTIC=1 plain against overlapped
 #   tp      PyTorch's tensor-parallel API, eager and compiled (WAYS: eager default reduce-overhead), with MK_FUSE as in FUSES (on)
@@ -15,7 +16,7 @@
 set -u
 build=$(cd "${1:-build}" && pwd) || exit 2
 [ $# -gt 0 ] && shift
-[ $# -gt 0 ] || set -- right hostile random train tp compile times
+[ $# -gt 0 ] || set -- right hostile groups random train tp compile times
 command -v nvidia-cuda-mps-control >/dev/null || { echo "skip: gpu.torch: no nvidia-cuda-mps-control"; exit 77; }
 python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || { echo "skip: gpu.torch: no PyTorch with a GPU"; exit 77; }
 here=$(dirname "$0") so=$build/lib/libnccl-net-mkernel.so t=${TOPOLOGY:-2x1} failed=0 sms=${SMS:-132}
@@ -79,11 +80,11 @@ for part in "$@"; do
         reasons right
         [ "$(total right OVERLAP)" -ge "${OVERLAPS:-5}" ] || { echo "FAILED: too few pairs overlapped"; failed=1; }
         ;;
-    hostile)
+    hostile | groups)
         # shellcheck disable=SC2086
-        job hostile on hostile ${CASES:-}
-        counted hostile
-        reasons hostile
+        job "$part" on "$part" ${CASES:-}
+        counted "$part"
+        reasons "$part"
         ;;
     random)
         for groups in ${GROUPS_EACH:-1 2}; do

@@ -6,51 +6,14 @@ log must show goes to stderr ('expect WHAT N'): the captured pairs that overlap,
 import ctypes
 import os
 import sys
-import threading
 import time
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from torch_help import CPU, Layer, backend, capture, device, exact, expect, fail, finish, gpu, rank, ranks, same, say, settle
-from torch_help import tensors, watch
-
-M, N, K = 1024, 2048, 512
-cases = {}
-
-
-def case(f):
-    cases[f.__name__] = f
-    return f
-
-
-def made(**how):
-    """A layer whose site is known."""
-    made.seed += 1
-    a = Layer(**{"m": M, "n": N, "k": K, "seed": made.seed, **how})
-    a.learn()
-    return a
-
-
-made.seed = 0
-
-
-def both(name, f, wants, eager=2, replays=3, shared=None):
-    """f's results, eager and as a graph, against `wants`. shared: which of them all ranks have alike; None: all."""
-    def check(y, what):
-        for i, (t, want) in enumerate(zip(tensors(y), wants, strict=True)):
-            exact(f"{name}, {what}, result {i}", t, want, shared is None or i in shared)
-
-    for c in range(eager):
-        check(f(), f"eager {c}")
-    g, y = capture(f)
-    for c in range(replays):
-        for t in tensors(y):
-            t.fill_(77)
-        g.replay()
-        check(y, f"replay {c}")
-    same(name)
+from torch_cases import M, N, both, case, made, main
+from torch_help import CPU, capture, device, exact, expect, fail, gpu, rank, ranks, same, say
 
 
 # ---- between the GEMM and the all-reduce ----
@@ -304,21 +267,8 @@ def coalesced():
             dist.all_reduce(z)
         return y, z
 
-    def kinds():
-        y, z = F.linear(a.x, a.w), b.mine.clone()
-        parts = torch.empty(ranks, 64, device=device)
-        with dist._coalescing_manager(device=device):
-            dist.all_reduce(y)
-            dist.all_reduce(z)
-            dist.all_gather_into_tensor(parts, z.new_full((64,), rank))
-        return y, z, parts
-
     both("two in a group", f, [a.want, b.want])
     expect("reason=group", 2)
-    if not CPU:  # gloo has no groups
-        order = torch.arange(ranks, device=device).float().unsqueeze(1).expand(ranks, 64)
-        both("three kinds in a group", kinds, [a.want, b.want, order])
-        expect("reason=group", 1)
 
 
 @case
@@ -455,121 +405,4 @@ def inputs():
     same("a graph with other inputs")
 
 
-# ---- more communicators ----
-
-
-def end(*groups):
-    gpu.synchronize()
-    for g in groups:
-        dist.destroy_process_group(g)
-
-
-@case
-def two_groups():
-    """A tensor-parallel and a data-parallel group, on two streams at once."""
-    a, b, side = made(), Layer(512, 1024, 256, seed=91), gpu.Stream()
-    tp, dp = dist.new_group(backend=backend), dist.new_group(backend=backend)
-    settle(tp)
-    settle(dp)
-    grads = [p.to(b.dtype) for p in b.parts][rank]
-
-    def f():
-        z = grads.clone()
-        side.wait_stream(gpu.current_stream())
-        with gpu.stream(side):
-            dist.all_reduce(z, group=dp)
-        y = F.linear(a.x, a.w)
-        dist.all_reduce(y, group=tp)
-        u = F.linear(a.x, a.w)
-        dist.all_reduce(u, group=tp)
-        gpu.current_stream().wait_stream(side)
-        return y, u, z
-
-    both("two groups on two streams", f, [a.want, a.want, b.want], eager=6, replays=6)
-    end(tp, dp)
-
-
-@case
-def two_threads():
-    """Two communicators, each with a thread of its own."""
-    layers = [Layer(M, N, K, seed=93 + i) for i in range(2)]
-    groups = [dist.new_group(backend=backend) for _ in range(2)]
-    for g in groups:
-        settle(g)
-    results = [[], []]
-
-    def work(i):
-        a, stream = layers[i], gpu.Stream()
-        if not CPU:
-            torch.cuda.set_device(0)
-        with torch.no_grad(), gpu.stream(stream):
-            for _ in range(20):
-                y = F.linear(a.x, a.w)
-                dist.all_reduce(y, group=groups[i])
-                results[i].append(y)
-            if not CPU:
-                stream.synchronize()
-
-    gpu.synchronize()
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
-    for i in range(2):
-        if len(results[i]) != 20:
-            fail(f"thread {i} made {len(results[i])} of 20 calls")
-        for c, y in enumerate(results[i]):
-            exact(f"thread {i}, call {c}", y, layers[i].want)
-    same("two threads")
-    end(*groups)
-
-
-@case
-def many_groups():
-    """Communicators that come and go, some before their ranks have agreed, some while, some after."""
-    a = Layer(512, 1024, 256, seed=95)
-    for i in range(30):
-        g = dist.new_group(backend=backend)
-        if i % 10 == 9:
-            settle(g, 60)
-        for _ in range(i % 8 + 1):
-            y = F.linear(a.x, a.w)
-            dist.all_reduce(y, group=g)
-        exact(f"group {i}", y, a.want)
-        end(g)
-    same("groups that come and go")
-    b = made()
-    both("after them", b.pair, [b.want])
-    expect("OVERLAP", 1)
-
-
-@case
-def both_ways():
-    """In one graph a sum on the stream itself, one on NCCL's, and one on the stream again."""
-    a, b = made(), made(m=512)
-
-    def f():
-        y = a.pair()
-        z = F.linear(b.x, b.w)
-        work = dist.all_reduce(z, async_op=True)
-        work.wait()
-        return y, z, a.pair()
-
-    both("synchronous and not in turn", f, [a.want, b.want, a.want])
-
-
-def main(chosen):
-    for name in chosen or cases:
-        watch(f"hostile: {name}", 45)
-        began = time.time()
-        cases[name]()
-        print(f"{name}: {time.time() - began:.1f} s", file=sys.stderr, flush=True)
-    say(f"hostile: {len(chosen or cases)} cases")
-
-
-with torch.no_grad():
-    watch("hostile: settling", 45)
-    settle()
-    main(sys.argv[1:])
-    finish()
+main("hostile", sys.argv[1:])
