@@ -10,13 +10,14 @@
 #   train   STEPS (200) of training, SEEDS (3): with MK_FUSE=off, on, and with MK_DETERMINISTIC=1 plain against overlapped
 #   tp      PyTorch's tensor-parallel API, eager and compiled (WAYS: eager default reduce-overhead), with MK_FUSE as in FUSES (on)
 #   compile torch.compile of a linear layer and its all-reduce
+#   ends    two graphs replayed in another order on one rank: an error, no hang; an abort with a sum under way
 #   times   the pairs at SIZES, ROUNDS (15) rounds, with MK_FUSE=on and off in turn, over links of GBPS (0: not paced) Gbit/s
 # TOPOLOGY (2x1): NODESxRANKS, over loop; NCCL takes each rank for a node of its own. PRELOAD=1: the file in LD_PRELOAD too. Every program has a time limit. Exit 77
 # where there is no PyTorch or no GPU. LOGS: a directory that keeps the library's logs.
 set -u
 build=$(cd "${1:-build}" && pwd) || exit 2
 [ $# -gt 0 ] && shift
-[ $# -gt 0 ] || set -- right hostile groups random train tp compile times
+[ $# -gt 0 ] || set -- right hostile groups random train tp compile ends times
 command -v nvidia-cuda-mps-control >/dev/null || { echo "skip: gpu.torch: no nvidia-cuda-mps-control"; exit 77; }
 python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || { echo "skip: gpu.torch: no PyTorch with a GPU"; exit 77; }
 here=$(dirname "$0") so=$build/lib/libnccl-net-mkernel.so t=${TOPOLOGY:-2x1} failed=0 sms=${SMS:-132}
@@ -68,9 +69,9 @@ counted() { # name: what each rank said that it expects ('expect WHAT N') agains
     done
     echo "$1: $(total "$1" OVERLAP) overlapped, $(total "$1" PLAIN) plain, $(total "$1" G) by G, $(total "$1" NCCL) NCCL's"
 }
-reasons() { # name
-    cat "$logs/$1".*.err | sed -nE 's/.*fuse total (reason=[a-z-]+: [0-9]+).*/\1/p' | sort | uniq -c | sort -rn |
-        head -"${REASONS:-24}" | awk '{printf "%s%s %s (%s)", (NR > 1 ? ", " : ""), $2, $3, $1} END {if (NR) print ""}'
+reasons() { # name: why, and how often on a rank
+    cat "$logs/$1".*.err | sed -nE 's/.*fuse total reason=([a-z-]+): ([0-9]+).*/\2 \1/p' | sort -rn -u -k 2,2 | sort -rn |
+        head -"${REASONS:-20}" | awk '{line = line ", " $2 " " $1} END {print "reasons: " substr(line, 3)}'
 }
 for part in "$@"; do
     case $part in
@@ -114,6 +115,11 @@ for part in "$@"; do
         LIMIT=${LIMIT:-150} job compile on compile "${CALLS:-8}"
         counted compile
         reasons compile
+        ;;
+    ends)
+        job mismatch on ends mismatch
+        cat "$logs"/mismatch.*.err | grep -q 'make different calls' || { echo "FAILED: nobody says what was wrong"; failed=1; }
+        job abort on ends abort
         ;;
     times)
         for size in ${SIZES:-8192x8192x3584 4096x8192x3584}; do

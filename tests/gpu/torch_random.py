@@ -271,7 +271,7 @@ def main(seed, seconds, ngroups, only):
         n += 1
         if n % 4 == 0 and any(gathered(len(failures) > 20)):
             break
-    say(f"random: seed {seed}, {ngroups} groups: {n} programs in {time.time() - began:.1f} s")
+    say(f"random: seed {seed}, {ngroups} communicators: {n} programs in {time.time() - began:.1f} s")
     kept.clear()
     if not n:
         fail("no program ran")
