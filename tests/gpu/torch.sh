@@ -1,7 +1,7 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # Copyright mKernel authors
-# tests/gpu/torch.sh [BUILD] [PART...]: PyTorch over the plugin with interception, the ranks sharing one GPU. Parts:
+# tests/gpu/torch.sh [BUILD] [PART...]: PyTorch over the plugin with interception, the ranks sharing one GPU or with one each. Parts:
 #   right   linear layers and their all-reduce, eager and in graphs, with MK_FUSE=on: right, the same bits on all ranks, and
 #           at least OVERLAPS (5) of the captured pairs overlapped on each rank, by the library's own count
 #   hostile programs around a pair in which a careless interception would go wrong (CASES: which; all)
@@ -12,7 +12,8 @@
 #   compile torch.compile of a linear layer and its all-reduce
 #   ends    two graphs replayed in another order on one rank: an error, no hang; an abort with a sum under way
 #   times   the pairs at SIZES, ROUNDS (15) rounds, with MK_FUSE=on and off in turn, over links of GBPS (0: not paced) Gbit/s
-# TOPOLOGY (2x1): NODESxRANKS, over loop; NCCL takes each rank for a node of its own. PRELOAD=1: the file in LD_PRELOAD too. Every program has a time limit. Exit 77
+#   llama   tokens a second of eight layers of Llama-3.1-8B's shapes, with MK_FUSE=on and off in turn
+# TOPOLOGY (2x1): NODESxRANKS, over loop. The ranks share the GPUs if there are fewer. PRELOAD=1: the file in LD_PRELOAD too. Every program has a time limit. Exit 77
 # where there is no PyTorch or no GPU. LOGS: a directory that keeps the library's logs.
 set -u
 build=$(cd "${1:-build}" && pwd) || exit 2
@@ -22,12 +23,18 @@ command -v nvidia-cuda-mps-control >/dev/null || { echo "skip: gpu.torch: no nvi
 python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || { echo "skip: gpu.torch: no PyTorch with a GPU"; exit 77; }
 here=$(dirname "$0") so=$build/lib/libnccl-net-mkernel.so t=${TOPOLOGY:-2x1} failed=0 sms=${SMS:-132}
 logs=${LOGS:-$(mktemp -d)}
-ranks=$((${t%x*} * ${t#*x}))
+ranks=$((${t%x*} * ${t#*x})) gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+# Where ranks share a GPU, each leaves room for the others' kernels, and NCCL must take it for a node of its own.
+if [ "$ranks" -gt "$gpus" ]; then
+    export MK_BLOCKS=${MK_BLOCKS:-$((sms * 15 * (gpus ? gpus : 1) / ranks / 16))} PER_NODE=1
+else
+    export PER_NODE=${t#*x}
+fi
 mkdir -p "$logs"
 export NCCL_SOCKET_IFNAME=lo NCCL_MNNVL_ENABLE=0 NCCL_NVLS_ENABLE=0 NCCL_IB_DISABLE=1 NCCL_PXN_DISABLE=1 NCCL_NET_GDR_LEVEL=SYS
 export NCCL_NET_PLUGIN=$so NCCL_NET=mKernel NCCL_PROFILER_PLUGIN=$so NCCL_TUNER_PLUGIN=$so NCCL_NET_PLUGIN_REF_COUNT=1
 export NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET,TUNING MK_NET=loop MK_TIMEOUT=${MK_TIMEOUT:-20} MK_PEER_TIMEOUT=${MK_PEER_TIMEOUT:-20}
-export MK_LOG=info MASTER_ADDR=127.0.0.1 GLOO_SOCKET_IFNAME=lo MK_BLOCKS=${MK_BLOCKS:-$((sms * 15 / 16 / ranks))}
+export MK_LOG=info MASTER_ADDR=127.0.0.1 GLOO_SOCKET_IFNAME=lo
 [ "${GBPS:-0}" = 0 ] || export MK_LOOP_GBPS=$GBPS
 job() { # name MK_FUSE program arguments...
     local name=$1
@@ -35,7 +42,7 @@ job() { # name MK_FUSE program arguments...
     export MASTER_PORT=$((20000 + RANDOM % 10000))
     # shellcheck disable=SC2016
     timeout -k 5 "${LIMIT:-90}" "$build/bin/mkrun" --gpus-shared --quiet --nodes "${t%x*}" --ranks-per-node "${t#*x}" -- sh -c '
-export RANK=$MK_RANK WORLD_SIZE=$MK_NRANKS NCCL_HOSTID=h$MK_RANK
+export RANK=$MK_RANK WORLD_SIZE=$MK_NRANKS NCCL_HOSTID=h$((MK_RANK / PER_NODE))
 [ -z "$PRELOAD" ] || export LD_PRELOAD=$SO
 exec python3 "$PROGRAM" "$@" 2>"$LOG.$RANK.err"' sh "${@:4}"
     local status=$?
@@ -128,6 +135,12 @@ for part in "$@"; do
                 # shellcheck disable=SC2086
                 job "times.$size.$fuse" $fuse pairs times ${size//x/ } "${ROUNDS:-15}"
             done
+        done
+        ;;
+    llama)
+        for fuse in on off; do
+            echo "== MK_FUSE=$fuse"
+            job "llama.$fuse" $fuse llama "${ROUNDS:-11}"
         done
         ;;
     *) echo "no part $part" && exit 2 ;;

@@ -127,7 +127,7 @@ def in_threads(name, calls, late):
     def work(i):
         a, stream = layers[i], gpu.Stream()
         if not CPU:
-            torch.cuda.set_device(0)
+            torch.cuda.set_device(device)
         with torch.no_grad(), gpu.stream(stream):
             for c in range(calls):
                 time.sleep(late(i, c))

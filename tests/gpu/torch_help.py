@@ -17,10 +17,10 @@ import torch.nn.functional as F
 CPU = os.environ.get("TORCH_TEST_CPU") == "1"
 rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 gpu = torch.cpu if CPU else torch.cuda  # streams, events, synchronize
-device = torch.device("cpu" if CPU else "cuda:0")
+device = torch.device("cpu" if CPU else f"cuda:{rank % torch.cuda.device_count()}")
 backend = "gloo" if CPU else "nccl"
 if not CPU:
-    torch.cuda.set_device(0)
+    torch.cuda.set_device(device)
 dist.init_process_group(backend, device_id=None if CPU else device)
 words = dist.new_group(backend="gloo")  # for what the ranks tell each other, past the library
 failures = []
