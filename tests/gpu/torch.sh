@@ -77,7 +77,7 @@ counted() { # name: what each rank said that it expects ('expect WHAT N') agains
     echo "$1: $(total "$1" OVERLAP) overlapped, $(total "$1" PLAIN) plain, $(total "$1" G) by G, $(total "$1" NCCL) NCCL's"
 }
 reasons() { # name: why, and how often on a rank
-    cat "$logs/$1".*.err | sed -nE 's/.*fuse total reason=([a-z-]+): ([0-9]+).*/\2 \1/p' | sort -rn -u -k 2,2 | sort -rn |
+    cat "$logs/$1".*.err | sed -nE 's/.*fuse total reason=([a-z-]+): ([0-9]+).*/\2 \1/p' | sort -k 2,2 -k 1,1rn | sort -s -u -k 2,2 | sort -rn |
         head -"${REASONS:-20}" | awk '{line = line ", " $2 " " $1} END {print "reasons: " substr(line, 3)}'
 }
 for part in "$@"; do

@@ -46,7 +46,7 @@ def say(text):
 def fail(text):
     failures.append(text)
     if len(failures) <= 5:
-        print(f"FAIL rank {rank}: {text}", flush=True)
+        print(f"FAIL rank {rank}: {text}\n", end="", flush=True)  # in one piece
 
 
 def expect(what, n):
@@ -198,6 +198,6 @@ def finish():
     every = gathered(len(failures))
     for what, n in sorted(expected.items()):
         print(f"expect {what} {n}", file=sys.stderr, flush=True)
-    print(f"rank {rank} of {ranks}: {len(failures)} failures", flush=True)
+    print(f"rank {rank} of {ranks}: {len(failures)} failures\n", end="", flush=True)
     dist.destroy_process_group()
     sys.exit(1 if any(every) else 0)
