@@ -90,7 +90,7 @@ for part in "$@"; do
         ;;
     hostile | groups)
         # shellcheck disable=SC2086
-        job "$part" on "$part" ${CASES:-}
+        LIMIT=${LIMIT:-150} job "$part" on "$part" ${CASES:-}
         counted "$part"
         reasons "$part"
         ;;

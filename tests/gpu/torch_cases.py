@@ -51,7 +51,7 @@ def main(what, chosen):
         watch(f"{what}: settling", 45)
         settle()
         for name in chosen or cases:
-            watch(f"{what}: {name}", 45)
+            watch(f"{what}: {name}", 70)
             began = time.time()
             cases[name]()
             print(f"{name}: {time.time() - began:.1f} s", file=sys.stderr, flush=True)
