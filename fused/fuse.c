@@ -164,7 +164,8 @@ static void *make(void *arg)
     c->error = ret;
     if (!ret) {
         __atomic_store_n(&kept, mk->gpu->sms - mk_gpu_blocks(mk), __ATOMIC_RELAXED);
-        __atomic_store_n(&spare, mk_pair_blocks(mk), __ATOMIC_RELEASE);
+        const int most = __atomic_load_n(&spare, __ATOMIC_RELAXED);
+        __atomic_store_n(&spare, most > mk_pair_blocks(mk) ? most : mk_pair_blocks(mk), __ATOMIC_RELEASE);
     }
     c->state = ret ? FAILED : READY;
     pthread_mutex_unlock(&lock);
@@ -387,6 +388,8 @@ static int on(void *nccl, void *stream, int (*call)(struct fuse_comm *c, void *s
     return err ? mk_cuda_fail(err, "the order of a communicator's operations") : 0;
 }
 
+#define MOST_DEPS 16
+
 /* 0: it is not capturing. */
 static uint64_t capture_of(void *stream)
 {
@@ -421,10 +424,22 @@ static int record_on(struct fuse_comm *c, void *stream, int how)
     const struct mk_cuda *cu = mk_cuda_open(NULL);
     if (how != MK_PAIR_RECORD_EXTERNAL)
         return cu->event_record(c->order, stream);
-    /* `inside` first: a later G or K of this capture depends on the operation alone. */
-    const int err = cu->event_record(c->inside, stream);
-    c->inside_capture = err ? 0 : capture_of(stream);
-    return err ? err : cu->event_record_flags(c->order, stream, MK_CU_EVENT_EXTERNAL);
+    /* The record is a node. What comes next depends on the operation as if there were none: it would cost the graph several
+     * microseconds a collective. */
+    void *graph, *const *deps, *before[MOST_DEPS];
+    int status = 0;
+    size_t n = 0;
+    int err = cu->capture_info(stream, &status, &c->inside_capture, &graph, &deps, &n);
+    const bool aside = !err && status && n && n <= MOST_DEPS;
+    if (aside)
+        memcpy(before, deps, n * sizeof(*before));
+    c->inside_capture = err || !status ? 0 : c->inside_capture;
+    err = cu->event_record(c->inside, stream);
+    if (!err)
+        err = cu->event_record_flags(c->order, stream, MK_CU_EVENT_EXTERNAL);
+    if (!err && aside)
+        err = cu->capture_depend(stream, before, n, MK_CU_DEPENDENCIES_SET);
+    return err;
 }
 static int record(void *nccl, void *stream, enum mk_pair_record how)
 {
@@ -487,6 +502,21 @@ static int between(void *nccl, uint32_t from, uint32_t to, uint64_t *ns)
     return err == MK_CU_NOT_READY ? MK_ERR_AGAIN : err ? MK_ERR_CUDA : 0;
 }
 
+static void share(void *nccl, struct mk_rival_share *out)
+{
+    struct fuse_comm *c = take(nccl, true);
+    memset(out, 0, sizeof(*out));
+    if (!c)
+        return;
+    out->sms = c->mk->gpu->sms;
+    out->blocks = mk_gpu_blocks(c->mk);
+    out->room = mk_pair_blocks(c->mk);
+    out->near = c->mk->topo.nnodes == 1;
+    /* Towards other nodes the network is what takes its time. */
+    out->narrow = out->near && out->room ? c->mk->gpu->pair_blocks / out->room : 1;
+    give(c);
+}
+
 /* ---- failures ---- */
 
 static int error_of(void *nccl)
@@ -539,6 +569,7 @@ static const struct mk_fuse_ops ops = {
     .join = join,
     .stamp = stamp,
     .between = between,
+    .share = share,
     .error = error_of,
     .fail = fail,
     .abort = abort_one,

@@ -318,6 +318,7 @@ void mk_gpu_destroy(struct mk_comm *comm)
         mk_gpu_leave_memory(comm);
     mk_gpu_sweep(g->cu, g->ctx);
     g->cu->ctx_set(before);
+    mk_pair_give(g);
     free(g->words);
     free(g->peer);
     free(g->opened);

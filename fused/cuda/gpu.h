@@ -42,6 +42,7 @@ struct mk_gpu {
     bool launched;
     mk_cu_ptr trace; /* timeline: counts of the blocks, then their events; 0: off */
     uint32_t trace_room;
+    int pair_blocks; /* of K (pair.c): how many it has of what the process's communicators share; 0: none were asked for */
 };
 
 /* What a local peer needs to reach the memory. */
@@ -65,6 +66,8 @@ void *mk_gpu_staging(struct mk_comm *comm);
 int mk_gpu_ready(struct mk_comm *comm);
 /* The host has failed: the blocks leave. */
 void mk_gpu_abort(struct mk_comm *comm, int code);
+/* pair_blocks goes back to the others. */
+void mk_pair_give(struct mk_gpu *gpu);
 /* Before the good-bye: waits for launches under way, at most MK_TIMEOUT; then they are aborted. */
 void mk_gpu_drain(struct mk_comm *comm);
 /* Before the network ends: the blocks leave, peers' memory is closed, the ring unpinned. Then the memories go. */

@@ -6,6 +6,9 @@
 #include "cuda/gemm.h"
 #include "cuda/gpu.h"
 #include "mk/err.h"
+#include "mk/log.h"
+#include "mk/param.h"
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -104,20 +107,65 @@ int mk_pair_gemm(const struct mk_gemm_problem *p, int spare, uint64_t *words, vo
 
 /* ---- K ---- */
 
-/* Those for which G has left no room wait for its end, and take part in the rest. Towards other nodes more than R do not make
- * it faster, and look more often at what the network writes. */
-static int budget(const struct mk_comm *comm)
+/* Blocks of K wait for other ranks, so they must not fill a GPU: the K of another communicator, or a kernel of NCCL's, that the
+ * peers have started first would never come. All of them of a process share three quarters of each GPU; what one has it keeps, since
+ * graphs do. The first gets what it wants, later ones at most half of what is left. */
+#define DEVICES 64
+#define FEWEST 4
+#define ROOM                                                                                                 \
+    8 /* that G spares: it loses with each of them, and K needs few while chunks come at the pace of G */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int taken[DEVICES];
+
+/* Within a node a block moves so much, and there is a use for more of them; towards other nodes more do not make it faster, and
+ * look more often at what the network writes. */
+static int wanted(const struct mk_comm *comm)
 {
-    const int all = mk_gpu_blocks(comm), r = min_int((int)comm->settings.r, all / 2);
-    return comm->topo.nnodes == 1 ? all : r > 1 ? r : 1;
+    const int all = mk_gpu_blocks(comm), r = (int)comm->settings.r;
+    const int want = min_int(comm->topo.nnodes == 1 && !mk_env("MK_R") ? 2 * r : r, all / 2);
+    return want > 1 ? want : 1;
 }
 
-/* Half of R: G loses with each of them, and K needs few while chunks come at the pace of G. */
+static int grant(struct mk_comm *comm)
+{
+    struct mk_gpu *g = comm->gpu;
+    const int all = mk_gpu_blocks(comm), want = wanted(comm), device = g->device;
+    if (g->pair_blocks || device < 0 || device >= DEVICES)
+        return 0;
+    pthread_mutex_lock(&lock);
+    const int left = all - all / 4 - taken[device];
+    const int most = taken[device] ? left / 2 : left, got = min_int(want, most);
+    const bool enough = got >= min_int(want, FEWEST) && got > 0;
+    if (enough)
+        taken[device] += g->pair_blocks = got;
+    pthread_mutex_unlock(&lock);
+    if (enough)
+        return 0;
+    MK_INFO("HOOK", "a communicator too many: the fused ones of this process already have %d of %d blocks",
+            all - all / 4 - left, all);
+    return mk_fail_quiet(MK_ERR_UNSUPPORTED, "no blocks are left for another communicator");
+}
+
+void mk_pair_give(struct mk_gpu *g)
+{
+    pthread_mutex_lock(&lock);
+    if (g->pair_blocks)
+        taken[g->device] -= g->pair_blocks;
+    g->pair_blocks = 0;
+    pthread_mutex_unlock(&lock);
+}
+
+/* Those for which G has left no room wait for its end, and take part in the rest. */
+static int budget(const struct mk_comm *comm)
+{
+    return comm->gpu->pair_blocks ? comm->gpu->pair_blocks : wanted(comm);
+}
+
 int mk_pair_blocks(mk_comm_t comm)
 {
     if (mk_comm_mine(comm) || !comm->gpu)
         return 0;
-    const int half = min_int((int)comm->settings.r, mk_gpu_blocks(comm) / 2) / 2;
+    const int half = min_int(budget(comm) / 2, ROOM);
     return half > 1 ? half : 1;
 }
 
@@ -126,7 +174,9 @@ int mk_pair_load(mk_comm_t comm)
     const int ret = mk_comm_mine(comm);
     if (ret || !comm->gpu)
         return ret;
-    const int err = mk_cuda_load(comm->gpu->cu, MK_IMAGE_PAIR_BF16, "pair_allreduce_bf16", MK_PAIR_SMEM);
+    int err = grant(comm);
+    if (!err)
+        err = mk_cuda_load(comm->gpu->cu, MK_IMAGE_PAIR_BF16, "pair_allreduce_bf16", MK_PAIR_SMEM);
     return err ? err : mk_cuda_load(comm->gpu->cu, MK_IMAGE_PAIR_FP16, "pair_allreduce_fp16", MK_PAIR_SMEM);
 }
 

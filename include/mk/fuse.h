@@ -8,6 +8,7 @@
  * handles as the caller had them. An int is 0 or MK_ERR_*. */
 #pragma once
 #include "mk/pair.h"
+#include "mk/rival.h"
 
 struct mk_fuse_g {
     const struct mk_pair_gemm *gemm;
@@ -58,6 +59,8 @@ struct mk_fuse_ops {
     int (*stamp)(void *comm, void *stream, uint32_t which);
     /* Between two of them. AGAIN: not over yet. NULL with stamp. */
     int (*between)(void *comm, uint32_t from, uint32_t to, uint64_t *ns);
+    /* What of the GPU the communicator's kernels have; after prepare. NULL: not known. */
+    void (*share)(void *comm, struct mk_rival_share *out);
     /* 0, or why the communicator cannot go on: a launch of it failed since. Also without the lock. NULL: never. */
     int (*error)(void *comm);
     /* Raise the communicator's abort word; tell: its peers are told the error, too. */

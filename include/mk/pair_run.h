@@ -53,5 +53,6 @@ int mk_pair_gemm(const struct mk_gemm_problem *p, int spare, uint64_t *words, vo
                  struct mk_pair_tiles *out);
 /* What G should spare for the communicator's K, whose further blocks start when G's end. */
 int mk_pair_blocks(mk_comm_t comm);
-/* Loads K for the current device: its first launch then waits for nothing. */
+/* Loads K for the current device: its first launch then waits for nothing. From now on the communicator has some blocks of those that
+ * the Ks of this process share, until it is destroyed. UNSUPPORTED: none are left. */
 int mk_pair_load(mk_comm_t comm);

@@ -5,21 +5,34 @@
 #pragma once
 #include "mk/pair.h"
 
+/* Of the GPU: what of it K and G have. */
+struct mk_rival_share {
+    int sms;    /* that cuBLAS has; 0: nothing is known */
+    int blocks; /* G's and K's together */
+    int room;   /* that G leaves to a K that may start early ... */
+    int narrow; /* ... and how much longer K takes there than by itself */
+    bool near;  /* one node */
+};
+/* The state word to begin with, before anything was timed. */
+uint64_t mk_rival_first(const struct mk_rival_share *share);
+
 struct mk_rival_sample {
     uint64_t nth, ns; /* mk_pair_out.nth; of the collective alone */
     uint64_t gemm_ns; /* of the GEMM whose output it sends, right before it; 0: none, or not known */
+    uint32_t tiles;   /* of that GEMM's output, as G cuts it: 128 x 256 */
     uint32_t class;
     bool nccl, now; /* whose turn it was; mk_pair_out.now */
 };
 /* What a round of a class came to, for the log. */
 struct mk_rival_round {
     uint64_t k_ns, nccl_ns, gemm_ns; /* medians; gemm 0: none */
+    uint64_t pair_ns;                /* G and K together, as estimated */
     bool eager, captured;            /* NCCL is wished for, outside and within captures */
     bool changed;
 };
 
 struct mk_rival;
-struct mk_rival *mk_rival_create(void); /* NULL: no memory */
+struct mk_rival *mk_rival_create(const struct mk_rival_share *share); /* NULL: no memory */
 void mk_rival_destroy(struct mk_rival *r);
 /* In the order of the calls. True: a round is over, *out is filled. */
 bool mk_rival_note(struct mk_rival *r, const struct mk_rival_sample *s, struct mk_rival_round *out);

@@ -257,6 +257,23 @@ void mkrun_gpus_stop(struct mkrun *r)
     r->keeper_report = -1;
 }
 
+/* Ranks take them in turns. By what the driver shows, since this process opens none. */
+static int gpus_here(void)
+{
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    char name[32];
+    int n = 0;
+    if (visible && *visible) {
+        for (n = 1; *visible; visible++)
+            n += *visible == ',';
+        return n;
+    }
+    do
+        snprintf(name, sizeof(name), "/dev/nvidia%d", n++);
+    while (!access(name, F_OK));
+    return n > 1 ? n - 1 : 1;
+}
+
 void mkrun_gpus_environment(const struct mkrun *r)
 {
     char text[100];
@@ -266,7 +283,8 @@ void mkrun_gpus_environment(const struct mkrun *r)
     snprintf(text, sizeof(text), "%s/mps", r->gpus_dir);
     setenv("CUDA_MPS_PIPE_DIRECTORY", text, 1);
     setenv("CUDA_MPS_LOG_DIRECTORY", text, 1);
-    const int share = 100000 / r->nranks; /* rounded down: the shares must fit */
+    const int gpus = gpus_here(), sharers = (r->nranks + gpus - 1) / gpus;
+    const int share = 100000 / sharers; /* rounded down: the shares must fit */
     snprintf(text, sizeof(text), "%d.%03d", share / 1000, share % 1000);
     setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", text, 0);
 }

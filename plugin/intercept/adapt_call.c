@@ -248,7 +248,9 @@ static int prepared(const struct mk_hook_event *h, const struct mk_pair_comm_fac
         return 0;
     const int ret =
         mk_adapt.ops->prepare(h->comm, h->stream, facts->id, (int)facts->rank, (int)facts->nranks);
-    if (ret && ret != MK_ERR_AGAIN)
+    if (!ret)
+        mk_adapt_time_first(h->comm, facts);
+    else if (ret != MK_ERR_AGAIN)
         mk_setup_off(facts->id, facts->rank, ret == MK_ERR_UNSUPPORTED ? MK_PAIR_NO_KERNELS : MK_PAIR_MEMORY);
     return ret;
 }

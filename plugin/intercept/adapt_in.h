@@ -51,6 +51,8 @@ void mk_adapt_time_gemm(const struct mk_pair_out *out, const struct mk_pair_gemm
 bool mk_adapt_time_begin(const struct mk_pair_event *e, const struct mk_pair_out *out, void *stream);
 void mk_adapt_time_end(void *comm, void *stream, bool well);
 void mk_adapt_time_captured(const struct mk_pair_event *e, const struct mk_pair_out *out);
+/* Before this rank is ready to be agreed with, without the lock: the state word to begin with. */
+void mk_adapt_time_first(void *comm, const struct mk_pair_comm_facts *facts);
 /* Takes in what is over. The news are for the log, without the lock; none: an empty text. */
 struct mk_adapt_news {
     char text[256];

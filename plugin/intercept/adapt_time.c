@@ -27,6 +27,7 @@ struct timed {
     bool gemm; /* the stamp of the slot that comes next is on this stream (NULL is one), for this output */
     const void *gemm_stream;
     uint64_t gemm_c;
+    uint32_t gemm_tiles;
 };
 static struct timed *list;
 
@@ -45,8 +46,11 @@ static struct timed *get(void *comm)
     struct timed *t = find(comm);
     if (t || !mk_adapt.ops->stamp || !mk_pair_comm(mk_adapt.pair, (uintptr_t)comm, &facts) || facts.rank)
         return t;
+    struct mk_rival_share share = {.sms = 0};
+    if (mk_adapt.ops->share)
+        mk_adapt.ops->share(comm, &share);
     t = calloc(1, sizeof(*t));
-    if (!t || !(t->rival = mk_rival_create())) {
+    if (!t || !(t->rival = mk_rival_create(&share))) {
         free(t);
         return NULL;
     }
@@ -82,6 +86,16 @@ void mk_adapt_time_gemm(const struct mk_pair_out *out, const struct mk_pair_gemm
     t->gemm = !mk_adapt.ops->stamp(t->comm, stream, stamp_of((t->head + t->n) % PENDING, OF_GEMM));
     t->gemm_stream = stream;
     t->gemm_c = gemm->c;
+    t->gemm_tiles = (uint32_t)((gemm->m + 127) / 128 * ((gemm->n + 255) / 256));
+}
+
+void mk_adapt_time_first(void *comm, const struct mk_pair_comm_facts *facts)
+{
+    struct mk_rival_share share;
+    if (facts->rank || !mk_adapt.ops->stamp || !mk_adapt.ops->share)
+        return;
+    mk_adapt.ops->share(comm, &share);
+    mk_setup_wish(facts->id, facts->rank, mk_rival_first(&share));
 }
 
 bool mk_adapt_time_begin(const struct mk_pair_event *e, const struct mk_pair_out *out, void *stream)
@@ -98,6 +112,7 @@ bool mk_adapt_time_begin(const struct mk_pair_event *e, const struct mk_pair_out
         return false;
     t->at[slot].sample =
         (struct mk_rival_sample){.nth = out->nth, .class = out->class, .nccl = !k, .now = out->now};
+    t->at[slot].sample.tiles = gemm ? t->gemm_tiles : 0;
     t->at[slot].gemm = gemm;
     t->at[slot].ended = false;
     t->n++;
@@ -133,10 +148,12 @@ static void propose(struct timed *t, const struct mk_rival_sample *s, const stru
         return;
     mk_setup_wish(facts.id, facts.rank, mk_rival_word(t->rival));
     snprintf(news->text, sizeof(news->text),
-             "fuse timed comm=%p sizes from %llu B: %.1f us ours, %.1f us NCCL's, GEMM before it %.1f us: "
-             "from now on %s, captured %s",
+             "fuse timed comm=%p sizes from %llu B: %.1f us ours, %.1f us NCCL's, GEMM before it %.1f us, "
+             "both overlapped about "
+             "%.1f us: from now on %s, captured %s",
              t->comm, 64ull << s->class, (double)r->k_ns / 1e3, (double)r->nccl_ns / 1e3,
-             (double)r->gemm_ns / 1e3, r->eager ? "NCCL" : "ours", r->captured ? "NCCL" : "ours");
+             (double)r->gemm_ns / 1e3, (double)r->pair_ns / 1e3, r->eager ? "NCCL" : "ours",
+             r->captured ? "NCCL" : "ours");
 }
 
 void mk_adapt_time_read(const void *comm, struct mk_adapt_news *news)

@@ -145,7 +145,7 @@ static void propose(struct setup *s)
 {
     uint8_t limits[MK_SETUP_LIMITS];
     struct mk_agree_msg msg;
-    const uint64_t want = !s->agreed ? MK_PAIR_FUSED : s->wants_off ? 0 : s->wish;
+    const uint64_t want = s->agreed && s->wants_off ? 0 : s->config.timed ? s->wish : MK_PAIR_FUSED;
     if (s->rank || s->off || s->silent || s->agree.open || s->agree.number != NONE)
         return;
     if (s->agreed ? want == s->agree.value || s->agree.begun < s->again

@@ -60,6 +60,10 @@ test_done() {
     grep -q CUDA_MPS_ACTIVE_THREAD_PERCENTAGE nic.env && fail "mknic is limited by the user's share"
     run --gpus-shared --ranks-per-node 3 -- sh -c "$rank"
     [ "$(grep -c '|33.333$' out)" = 3 ] || fail "not a third each"
+    CUDA_VISIBLE_DEVICES=0,1 run --gpus-shared --ranks-per-node 3 -- sh -c "$rank"
+    [ "$(grep -c '|50.000$' out)" = 3 ] || fail "two GPUs: two ranks share the first"
+    CUDA_VISIBLE_DEVICES=0,1 run --gpus-shared --ranks-per-node 2 -- sh -c "$rank"
+    [ "$(grep -c '|100.000$' out)" = 2 ] || fail "not a GPU each"
     nothing_left
 }
 test_failed() {

@@ -215,7 +215,7 @@ static void g_leaves_room_for_k_and_k_follows(void **state)
     uint64_t *words = words_of_g();
     struct mk_fuse_k k = reduction(0, 2, true);
     assert_int_equal(ops->launch_k(&k), 0);
-    assert_int_equal(gpu.last.grid, GPU_SMS); /* those without room wait for the end of G */
+    assert_int_equal(gpu.last.grid, 32); /* those without room wait for the end of G */
     assert_in_range(grid, GPU_SMS - 16, GPU_SMS - cluster);
     assert_true(gpu.last.early);
     assert_ptr_equal(gpu.last.stream, stream[0]);
@@ -357,19 +357,23 @@ static void operations_wait_for_the_one_before(void **state)
     gpu_forget(); /* in a capture, then in it, then after it; then eagerly after its replay */
     gpu.capturing = stream[0];
     gpu.capture = 7;
+    gpu.node = 77;
     assert_int_equal(ops->record(comm, stream[0], MK_PAIR_RECORD_EXTERNAL), 0);
     assert_int_equal(ops->wait(comm, stream[0], MK_PAIR_WAIT_NODE, 9), 0);
     assert_int_equal(ops->wait(comm, stream[1], MK_PAIR_WAIT_EXTERNAL, 0), 0);
     assert_int_equal(ops->wait(comm, stream[1], MK_PAIR_WAIT_EVENT, 0), 0);
-    assert_int_equal(gpu.steps, 5);
+    assert_int_equal(gpu.steps, 6);
     void *const inside = gpu.step[0].event;
     assert_non_null(inside);
     assert_ptr_not_equal(inside, order);
     expect_step(0, GPU_EVENT, stream[0], inside, 0);
     expect_step(1, GPU_EVENT, stream[0], order, MK_CU_EVENT_EXTERNAL);
-    expect_step(2, GPU_WAIT, stream[0], inside, 0);
-    expect_step(3, GPU_WAIT, stream[1], order, MK_CU_EVENT_EXTERNAL);
-    expect_step(4, GPU_WAIT, stream[1], order, 0);
+    /* The record is nothing that the next node has to wait for. */
+    expect_step(2, GPU_DEPEND, stream[0], NULL, MK_CU_DEPENDENCIES_SET);
+    assert_true(gpu.step[2].n == 1 && gpu.step[2].node == (void *)(uintptr_t)77);
+    expect_step(3, GPU_WAIT, stream[0], inside, 0);
+    expect_step(4, GPU_WAIT, stream[1], order, MK_CU_EVENT_EXTERNAL);
+    expect_step(5, GPU_WAIT, stream[1], order, 0);
 
     /* The second member of a group in another capture: the first one is not recorded yet, and an event of the old capture
      * must not be waited for. */
@@ -380,7 +384,7 @@ static void operations_wait_for_the_one_before(void **state)
     expect_step(0, GPU_WAIT, stream[0], order, MK_CU_EVENT_EXTERNAL);
     assert_int_equal(ops->record(comm, stream[0], MK_PAIR_RECORD_EXTERNAL), 0);
     assert_int_equal(ops->wait(comm, stream[0], MK_PAIR_WAIT_NODE, 0), 0);
-    expect_step(3, GPU_WAIT, stream[0], inside, 0);
+    expect_step(4, GPU_WAIT, stream[0], inside, 0);
 
     gpu_forget();
     assert_int_equal(ops->wait(comm, stream[1], MK_PAIR_IN_ORDER, 0), 0);

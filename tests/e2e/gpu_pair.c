@@ -112,7 +112,7 @@ static void g_and_k_share_the_multiprocessors(void **state)
     assert_true(followed);
     assert_string_equal(gpu.last.name, "pair_allreduce_bf16");
     assert_true(gpu.last.early);
-    assert_int_equal(gpu.last.grid, GPU_SMS); /* those without room wait for the end of G */
+    assert_int_equal(gpu.last.grid, 32); /* those without room wait for the end of G */
     assert_ptr_equal(gpu.last.stream, &streams[0]);
     const struct mk_ar ar = launched();
     assert_int_equal(ar.skip_compute, MK_TILES_COME);
@@ -220,6 +220,37 @@ static void what_the_copy_engine_cannot_take(void **state)
     assert_int_equal(gpu.launches, 3);
 }
 
+/* Blocks that wait for other ranks leave room for those of other communicators, and for NCCL's. */
+static void the_ks_of_a_process_do_not_fill_a_gpu(void **state)
+{
+    enum { MOST = 10 };
+    mk_comm_t more[MOST] = {NULL};
+    uint32_t sum = 0, grid[MOST];
+    int n = 0, ret = 0;
+    (void)state;
+    while (n < MOST) {
+        assert_int_equal(mk_comm_init_env(&more[n], NULL), 0);
+        if ((ret = mk_pair_load(more[n])))
+            break;
+        assert_int_equal(mk_pair_load(more[n]), 0); /* once more: nothing is taken */
+        assert_int_equal(mk_pair_allreduce(more[n], c, ROWS * COLUMNS, MK_BFLOAT16, NULL, &streams[0], NULL),
+                         0);
+        sum += grid[n++] = gpu.last.grid;
+    }
+    assert_int_equal(ret, MK_ERR_UNSUPPORTED);
+    assert_in_range(n, 4, MOST - 1);
+    assert_int_equal(grid[0], 32);
+    assert_int_equal(grid[1], 32);
+    assert_in_range(grid[n - 1], 4, 8);
+    assert_in_range(sum, GPU_SMS / 2, GPU_SMS * 3 / 4);
+    assert_int_equal(mk_comm_destroy(more[1]), 0); /* what it had is there again */
+    assert_int_equal(mk_pair_load(more[n]), 0);
+    assert_int_equal(mk_pair_allreduce(more[n], c, ROWS * COLUMNS, MK_BFLOAT16, NULL, &streams[0], NULL), 0);
+    assert_in_range(gpu.last.grid, 16, 32);
+    for (int i = 0; i <= n; i++)
+        assert_int_equal(i == 1 ? 0 : mk_comm_destroy(more[i]), 0);
+}
+
 /* A grid of one block each is the least. */
 static void few_multiprocessors(void **state)
 {
@@ -238,6 +269,7 @@ int main(void)
                                        cmocka_unit_test(tiles_of_another_count_are_not_followed),
                                        cmocka_unit_test(on_another_stream_k_comes_after_g),
                                        cmocka_unit_test(what_the_copy_engine_cannot_take),
+                                       cmocka_unit_test(the_ks_of_a_process_do_not_fill_a_gpu),
                                        cmocka_unit_test(few_multiprocessors)};
     setenv("MK_LOG", "none", 0);
     return cmocka_run_group_tests(tests, set_up, tear_down);
