@@ -13,7 +13,8 @@
  *   mk_ld_launch_u64            a word that nobody writes while blocks of this launch read it
  *   mk_add_gpu_u64, mk_cas_gpu_u64, mk_max_sys_u64
  *                               read-modify-write, acquire and release
- *   mk_posting(), mk_post_sys_u64, mk_post_gpu_u64, mk_post_max_sys_u64, mk_post_cas_gpu_u64
+ *   mk_tally_gpu_u64            adds, where the reader can bear sums that lag: nobody waits for it (on the GPU relaxed)
+ *   mk_posting(), mk_post_sys_u64, mk_post_gpu_u64, mk_post_max_sys_u64, mk_post_cas_gpu_u64, mk_post_add_gpu_u64
  *                               by one lane: orders what this block has read and written (a block barrier before) before
  *                               the posts that follow, as if each were a release (on the GPU one fence, then relaxed)
  *   mk_warp_lane() mk_warp_lanes() mk_warp_all(b) mk_warp_first(v)

@@ -144,6 +144,14 @@ MK_DEV bool mk_post_cas_gpu_u64(uint64_t *p, uint64_t have, uint64_t want)
 {
     return mk_cas_gpu_u64(p, have, want);
 }
+MK_DEV uint64_t mk_post_add_gpu_u64(uint64_t *p, uint64_t v)
+{
+    return mk_add_gpu_u64(p, v);
+}
+MK_DEV void mk_tally_gpu_u64(uint64_t *p, uint64_t v)
+{
+    mk_add_gpu_u64(p, v);
+}
 MK_DEV uint64_t mk_now_ns(void)
 {
     struct timespec t;

@@ -7,7 +7,7 @@
 #define MK_DEV static __device__ __forceinline__
 #define MK_LOOKS_ON 1
 #ifndef MK_CONTROL
-#define MK_CONTROL 0 /* not measured here yet */
+#define MK_CONTROL 0 /* 1: kernels whose blocks may change roles */
 #endif
 #ifndef MK_PAIRED
 #define MK_PAIRED 0 /* 1: kernels whose tiles another kernel may bring (ops/pair_tiles.h) */
@@ -116,6 +116,16 @@ MK_DEV uint64_t mk_add_gpu_u64(uint64_t *p, uint64_t v)
     uint64_t old;
     asm volatile("atom.acq_rel.gpu.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(p), "l"(v) : "memory");
     return old;
+}
+MK_DEV uint64_t mk_post_add_gpu_u64(uint64_t *p, uint64_t v)
+{
+    uint64_t old;
+    asm volatile("atom.relaxed.gpu.add.u64 %0, [%1], %2;" : "=l"(old) : "l"(p), "l"(v) : "memory");
+    return old;
+}
+MK_DEV void mk_tally_gpu_u64(uint64_t *p, uint64_t v)
+{
+    asm volatile("red.relaxed.gpu.add.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
 }
 MK_DEV bool mk_cas_gpu_u64(uint64_t *p, uint64_t have, uint64_t want)
 {

@@ -92,6 +92,17 @@ MK_DEV uint32_t mk_count_peek(const uint64_t *word, uint32_t tag)
 {
     return mk_count_of(mk_peek_gpu_u64(word), tag);
 }
+/* The next item: as mk_count_add_seen of 1. It hands over nothing but the item, so it orders nothing. */
+MK_DEV uint32_t mk_count_take(uint64_t *word, uint32_t tag, uint64_t seen)
+{
+    for (;;) {
+        if ((uint32_t)(seen >> 32) == tag)
+            return (uint32_t)mk_post_add_gpu_u64(word, 1);
+        if (mk_post_cas_gpu_u64(word, seen, ((uint64_t)tag << 32) | 1))
+            return 0;
+        seen = mk_peek_gpu_u64(word);
+    }
+}
 /* Raises the count from `have` to have + 1 if the word is still `seen`, which held it: the claim of item `have`. It
  * hands over nothing but the item, so it orders nothing. */
 MK_DEV bool mk_count_claim(uint64_t *word, uint32_t tag, uint32_t have, uint64_t seen)
