@@ -477,8 +477,10 @@ int mk_comm_destroy(mk_comm_t comm)
     if (!comm)
         return 0;
     const bool mine = comm->pid == getpid();
-    if (mine)
+    if (mine) {
         mk_gpu_drain(comm);
+        mk_learn_collect(comm);
+    }
     if (mine && comm->gpu)
         mk_gpu_unwatch(comm->gpu); /* it uses the bootstrap */
     mk_boot_destroy(comm->boot);   /* good-bye first: what the network says afterwards is no failure */

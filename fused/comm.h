@@ -33,12 +33,16 @@ struct mk_trace_block {
 /* Which state of the controller (mk_ar_state.control) is whose, and what is known from before. Under call_lock. */
 struct mk_learn_class {
     struct mk_start_key key;
-    uint64_t used;  /* the call that used it last; 0: free */
-    uint32_t start; /* mk_ctl_conf.start */
+    uint64_t used;                 /* the call that used it last; 0: free */
+    uint32_t start;                /* mk_ctl_conf.start; 0: none */
+    uint32_t number, cost[2];      /* mk_ar.control_number, control_cost */
+    uint64_t taught[MK_AR_TAUGHT]; /* GPU: what was taken over last */
 };
 struct mk_learn {
     struct mk_starts *starts;
     uint64_t calls;
+    uint32_t numbers; /* given so far */
+    char gpu[48];     /* its name, once it was asked for */
     struct mk_learn_class class[MK_AR_CTL_CLASSES];
 };
 
@@ -78,6 +82,7 @@ struct mk_comm {
     struct mk_cpu_host host;
     struct mk_pool *pool;
     struct mk_learn *learn;   /* NULL: budgets are fixed */
+    uint32_t pinned;          /* mk_comm_pin_comm_blocks */
     struct mk_choose *choose; /* NULL: always fused */
     bool may_choose;          /* the same on all ranks */
     uint64_t calls_in_parts;
@@ -160,12 +165,14 @@ int mk_plan_build(const struct mk_rings *rings, bool wire_fp32, bool gpu, const 
 
 /* learn.c */
 /* INVALID: MK_TUNER_FILE is too long. Nothing is made where budgets are fixed: MK_TUNER not on, MK_COMM_BLOCKS given, one
- * rank or one block, a GPU. */
+ * rank or one block, a GPU without MK_COMM_BLOCKS=-1. */
 int mk_learn_open(struct mk_comm *comm);
-/* Binds the launch to its shape class's state of the controller. */
+/* Binds the launch, whose blocks and budget are chosen, to its shape class's state of the controller. */
 void mk_learn_begin(struct mk_comm *comm, const struct mk_gemm_call *call, struct mk_ar *ar);
-/* After a launch that succeeded. */
+/* CPU executor: after a launch that succeeded. */
 void mk_learn_end(struct mk_comm *comm, const struct mk_ar *ar);
+/* GPU: takes over what its launches have told so far, all but the last one of each class; nobody waits for them. */
+void mk_learn_collect(struct mk_comm *comm);
 /* save: into MK_TUNER_FILE. */
 void mk_learn_close(struct mk_comm *comm, bool save);
 

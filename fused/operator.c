@@ -38,7 +38,7 @@ static void bind(struct mk_comm *comm, struct mk_ar *ar)
     /* R blocks may wait for remote data alone; at least one must, or nobody finishes the launch. */
     const int r = min_int((int)comm->settings.r, comm->threads / 2);
     ar->blocks = comm->threads;
-    ar->budget = min_int(comm->settings.comm_blocks ? (int)comm->settings.comm_blocks : 1, r > 1 ? r : 1);
+    ar->budget = min_int(comm->settings.comm_blocks > 0 ? (int)comm->settings.comm_blocks : 1, r > 1 ? r : 1);
     ar->max_helpers = r > ar->budget ? r - ar->budget : 0;
     ar->comm_id = comm->proxy_id;
     ar->state = comm->state;
@@ -380,7 +380,7 @@ int mk_plan_info(mk_comm_t comm, int64_t m, int64_t n, mk_dtype_t dtype, struct 
         ar.blocks,
         ar.budget,
         ar.budget + ar.max_helpers,
-        comm->learn && !comm->settings.comm_blocks,
+        comm->learn && comm->settings.comm_blocks <= 0 && !ar.latency,
         ar.latency,
     };
     *out = i;
@@ -394,6 +394,17 @@ int mk_comm_set_comm_blocks(mk_comm_t comm, int blocks)
         return ret ? ret : mk_fail_quiet(MK_ERR_INVALID, "%d blocks for communication", blocks);
     pthread_mutex_lock(&comm->call_lock);
     comm->settings.comm_blocks = blocks;
+    pthread_mutex_unlock(&comm->call_lock);
+    return 0;
+}
+
+int mk_comm_pin_comm_blocks(mk_comm_t comm, int blocks)
+{
+    const int ret = mk_comm_mine(comm);
+    if (ret || blocks < 0)
+        return ret ? ret : mk_fail_quiet(MK_ERR_INVALID, "%d blocks for communication", blocks);
+    pthread_mutex_lock(&comm->call_lock);
+    comm->pinned = (uint32_t)blocks;
     pthread_mutex_unlock(&comm->call_lock);
     return 0;
 }

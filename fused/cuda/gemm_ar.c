@@ -199,6 +199,7 @@ int mk_exec_gpu(struct mk_comm *comm, const struct mk_gemm_call *call, struct mk
     choose_budget(comm, ar);
     ar->comm_id = comm->proxy_id;
     mk_gpu_bind(comm, ar);
+    mk_learn_begin(comm, call, ar);
     int ret = mk_gpu_order_before(g, stream, &captured, &moved);
     if (!ret)
         ret = ar->latency ? launch_latency(comm, &p, ar, stream) : launch(comm, &p, ar, stream);

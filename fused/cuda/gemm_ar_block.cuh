@@ -46,6 +46,7 @@ struct mk_block_words {
     int lost;                       /* a ready task went to another block: look again at once */
     int aborted;                    /* seen at the last look */
     int untiled;                    /* there is no tile left to claim */
+    uint64_t target;                /* of the controller: its word at the last look */
     uint32_t queues, header_queues; /* of communication; headers are the first of them */
     uint32_t first;                 /* where looks begin: behind the headers when these are done */
     int sent;                       /* the last block: 1 + the node whose completions it waits for */
@@ -127,6 +128,22 @@ MK_DEV void mk_end_headers(const struct mk_ar *ar, struct mk_block_words *w)
         w->first = w->header_queues;
     }
 }
+#if MK_CONTROL
+/* A warp, beside those that look: the controller's step, if one is due. A step takes as long as a look. */
+MK_DEV void mk_wide_turn(const struct mk_ar *ar, struct mk_block_words *w)
+{
+    struct mk_ar_ctl *c = mk_ar_control(ar);
+    if (c && mk_warp_lane() == 0)
+        w->target = mk_ar_ctl_step(ar, &w->blk, c, mk_now_ns());
+    __syncwarp();
+}
+/* The leader, after the look: the role from here on; time without anything to do is counted. */
+MK_DEV void mk_wide_turned(const struct mk_ar *ar, struct mk_block_words *w)
+{
+    if (ar->control)
+        w->blk.prefers_comm = mk_ar_ctl_role(ar, &w->blk, w->target) == MK_CTL_COMM;
+}
+#endif
 /* mk_ar_try_comm with the warps side by side. All threads call it, and get the same answer. */
 MK_DEV int mk_wide_try_comm(const struct mk_ar *ar, struct mk_block_words *w)
 {
@@ -152,6 +169,10 @@ MK_DEV int mk_wide_try_comm(const struct mk_ar *ar, struct mk_block_words *w)
         }
         if (warp == warps - 1 && ar->rings.topo.nnodes > 1)
             mk_forward_net(ar);
+#if MK_CONTROL
+        if (warp == warps - 2 && first == start)
+            mk_wide_turn(ar, w);
+#endif
         mk_block_sync();
         if (mk_lane() == 0) {
             w->aborted = aborted != 0;
@@ -202,6 +223,7 @@ MK_DEV void mk_block_enter(const struct mk_ar *ar, struct mk_block_words *w)
         mk_ar_enter(ar, &w->blk);
         w->idle = 0;
         w->lost = w->aborted = w->untiled = 0;
+        w->target = 0;
         w->queues = mk_ar_comm_queues(ar);
         w->header_queues = 2 * mk_ar_direct_peers(ar);
         w->first = 0;
@@ -226,25 +248,34 @@ MK_DEV int mk_block_next(const struct mk_ar *ar, struct mk_block_words *w)
         mk_trace_end(&w->trace, &w->blk);
     if (!w->blk.prefers_comm && !w->untiled) {
         if (mk_lane() == 0) {
-            w->next = mk_ar_next_tile(ar, &w->blk);
+            w->next = mk_ar_more(ar, &w->blk);
             mk_trace_begin(&w->trace, w->next);
         }
         mk_block_sync();
         const int next = w->next;
-        if (next != MK_NEXT_IDLE)
+        if (next == MK_NEXT_TASK || next == MK_NEXT_LEAVE)
             return next;
         mk_block_sync();
-        if (mk_lane() == 0)
-            w->untiled = 1;
+        if (mk_lane() == 0) {
+            w->untiled = next == MK_NEXT_IDLE;
+            w->blk.prefers_comm = next == MK_NEXT_TURN;
+        }
     }
     if (mk_lane() == 0)
         w->lost = 0;
     const int comm = mk_wide_try_comm(ar, w);
     if (mk_lane() == 0) {
+#if MK_CONTROL
+        mk_wide_turned(ar, w);
+#endif
         w->next = w->aborted ? MK_NEXT_LEAVE : mk_ar_next_after(ar, &w->blk, comm);
         mk_trace_begin(&w->trace, w->next);
         if (w->next == MK_NEXT_IDLE && !w->lost)
             mk_idle(ar, w);
+#if MK_CONTROL
+        if (w->next == MK_NEXT_IDLE && ar->control)
+            mk_ar_waited(ar, &w->blk, mk_now_ns());
+#endif
     }
     mk_block_sync();
     return w->next;

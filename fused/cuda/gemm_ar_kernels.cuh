@@ -8,6 +8,9 @@
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 900
 #define MK_DEV_LANES 256
+#ifndef MK_CONTROL
+#define MK_CONTROL 1
+#endif
 #define MK_LOTS                                                                                              \
     1 /* plain operations are for odd cases here: small code, which the roles share the cache for */
 #include "cuda/gemm_ar_block.cuh"
@@ -112,6 +115,10 @@ static __device__ __forceinline__ void mk_gemm_ar_run(const mk_gemm_ar_hopper &p
         if (words->blk.task.kind == MK_AR_TILE) {
             session.start();
             session.run();
+#if MK_CONTROL
+            if (threadIdx.x == 0 && ar->control)
+                mk_ar_account(ar, &words->blk, mk_now_ns());
+#endif
         } else {
             mk_ar_do(ar, &words->blk);
         }

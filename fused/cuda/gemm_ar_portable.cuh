@@ -3,6 +3,9 @@
 /* gemm_ar_portable_TYPE, and gemm_ar_ll_portable_TYPE on the latency path: GEMM+AllReduce without Hopper instructions, for any alignment, K = 0 and empty C; tiles of
  * 128 x 128, blocks of 256 threads that switch roles at every task. */
 #pragma once
+#ifndef MK_CONTROL
+#define MK_CONTROL 1
+#endif
 #include "cuda/block.h"
 #include "tile/gemm_portable.cuh"
 #define MK_TILE_WIDTH 1

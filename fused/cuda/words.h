@@ -12,9 +12,12 @@
  *   undrained[]     launch needs local rank or node p; not  (relaxed; told (release, then acquire) says that all
  *                   all that was sent to node p is there    of them were written after a certain moment)
  *   left[]          host: bit p: node p's rank has left     the last block, which waits for what was sent (relaxed)
+ *   taught[]        who makes the controller's first step   host, before a later launch of that class
+ *                   of a launch (ops/gemm_ar_ctl.h)
  *   begun, ended    first block to enter, last to leave:    host
  *                   the epoch (relaxed, sys) */
 #pragma once
+#include "ops/gemm_ar_ctl.h"
 #include <stdint.h>
 
 enum mk_gpu_what {
@@ -42,6 +45,8 @@ struct mk_gpu_words {
     uint64_t begun, ended;
     uint64_t pad1[16];
     uint64_t left[MK_PEER_WORDS];
+    uint64_t pad2[12];
+    uint64_t taught[MK_AR_CTL_CLASSES][MK_AR_TAUGHT];
 };
 
 /* Timeline: what a block did. Times of the GPU's clock. */

@@ -86,9 +86,12 @@ struct mk_ar {
     struct mk_ar_state *state;
     const uint64_t *
         pos; /* the launch's positions in the block's own memory (mk_ar_pos_at), or NULL: those of the state */
-    uint64_t *tile_flag;      /* [tiles]: {tag, parts written}; who writes: COMPUTE (gpu) */
-    uint32_t tile_parts;      /* of a tile: writers that publish on their own (warpgroups); CPU: 1 */
-    uint32_t control_start;   /* mk_ctl_conf.start */
+    uint64_t *tile_flag; /* [tiles]: {tag, parts written}; who writes: COMPUTE (gpu) */
+    uint32_t tile_parts; /* of a tile: writers that publish on their own (warpgroups); CPU: 1 */
+    /* Of the controller: mk_ctl_conf.start; what is known of a state's costs when it gets another number; so many
+     * communicate whatever its target (0: as it says). */
+    uint32_t control_start, control_number, control_cost[2], control_pin;
+    uint64_t *taught;         /* [MK_AR_TAUGHT] for the host (ops/gemm_ar_ctl.h), or NULL */
     uint64_t *abort_word;     /* not 0: all blocks leave */
     uint8_t *fixed, *staging; /* this rank's memories, as its local peers see them */
     /* As the NIC sees them: the same on the CPU, and where the NIC reaches GPU memory; else pinned host memory. */

@@ -280,9 +280,6 @@ MK_DEV void mk_ar_do_chunk(const struct mk_ar *ar, const struct mk_ar_block *blk
 MK_DEV void mk_ar_do(const struct mk_ar *ar, struct mk_ar_block *blk)
 {
     const struct mk_task *t = &blk->task;
-#if MK_CONTROL
-    const uint64_t begin_ns = ar->control ? mk_now_ns() : 0;
-#endif
     mk_consume();
     switch (t->kind) {
     case MK_AR_TILE:
@@ -308,12 +305,13 @@ MK_DEV void mk_ar_do(const struct mk_ar *ar, struct mk_ar_block *blk)
         break;
     }
     mk_block_sync();
-    if (mk_lane() == 0)
-        mk_st_rlx_gpu_u64(&ar->state->progress_ns, mk_now_ns());
+    if (mk_lane() == 0) {
+        const uint64_t now = mk_now_ns();
+        mk_st_rlx_gpu_u64(&ar->state->progress_ns, now);
 #if MK_CONTROL
-    if (mk_lane() == 0)
-        mk_ar_account(ar, blk, begin_ns);
+        mk_ar_account(ar, blk, now);
 #endif
+    }
     mk_wake_self(ar);
 }
 

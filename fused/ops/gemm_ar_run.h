@@ -16,7 +16,7 @@
 #include "ops/gemm_ar_turn.h"
 #endif
 
-enum mk_next { MK_NEXT_TASK = 0, MK_NEXT_IDLE = 1, MK_NEXT_LEAVE = 2 };
+enum mk_next { MK_NEXT_TASK = 0, MK_NEXT_IDLE = 1, MK_NEXT_LEAVE = 2, MK_NEXT_TURN = 3 /* mk_ar_more */ };
 
 MK_DEV bool mk_ar_aborted(const struct mk_ar *ar)
 {
@@ -213,19 +213,23 @@ MK_DEV int mk_ar_look(const struct mk_ar *ar, const struct mk_ar_block *blk, int
         seen = now; /* somebody else claimed it while we looked */
     }
 }
-/* Claims the next tile, which is always ready: many do so at once. false: there is none. */
-MK_DEV bool mk_ar_claim_tile(const struct mk_ar *ar, struct mk_ar_block *blk)
+/* Claims the next tile, which is always ready: many do so at once. false: there is none. seen: what the queue's word
+ * was at any time of this launch. */
+MK_DEV bool mk_ar_claim_tile_seen(const struct mk_ar *ar, struct mk_ar_block *blk, uint64_t seen)
 {
-    uint64_t *word = &ar->state->queue[MK_AR_TILE][0];
     const uint32_t items = mk_ar_items(ar, MK_AR_TILE, 0);
-    if (!items || mk_count_peek(word, blk->tag) >= items)
+    if (mk_count_of(seen, blk->tag) >= items)
         return false;
-    const uint32_t item = mk_count_add(word, blk->tag, 1);
+    const uint32_t item = mk_count_take(&ar->state->queue[MK_AR_TILE][0], blk->tag, seen);
     if (item >= items)
         return false;
     mk_ar_locate(ar, MK_AR_TILE, 0, item, &blk->task);
     blk->tiles++;
     return true;
+}
+MK_DEV bool mk_ar_claim_tile(const struct mk_ar *ar, struct mk_ar_block *blk)
+{
+    return mk_ar_claim_tile_seen(ar, blk, mk_peek_gpu_u64(&ar->state->queue[MK_AR_TILE][0]));
 }
 /* Claims the first task that is left of the n that a look found ready; false: other blocks were faster. */
 MK_DEV bool mk_ar_claim(const struct mk_ar *ar, struct mk_ar_block *blk, const struct mk_task *t, int n)
@@ -341,6 +345,9 @@ MK_DEV void mk_ar_enter(const struct mk_ar *ar, struct mk_ar_block *blk)
 #endif
     /* One trip for both. The launch before this one is over, and it wrote the epoch. */
     const uint64_t seen = mk_peek_gpu_u64(&ar->state->tickets);
+#if MK_CONTROL
+    const uint64_t target = ar->control ? mk_peek_gpu_u64(&mk_ar_control(ar)->target) : 0;
+#endif
     blk->epoch = mk_peek_gpu_u64(&ar->state->epoch);
     blk->tag = (uint32_t)blk->epoch;
     blk->ticket = mk_count_add_seen(&ar->state->tickets, blk->tag, 1, seen);
@@ -354,7 +361,7 @@ MK_DEV void mk_ar_enter(const struct mk_ar *ar, struct mk_ar_block *blk)
         blk->tile_tag = blk->tag;
 #endif
 #if MK_CONTROL
-    mk_ar_ctl_enter(ar, blk);
+    mk_ar_ctl_enter(ar, blk, target);
 #endif
 }
 
@@ -367,6 +374,23 @@ MK_DEV int mk_ar_next_tile(const struct mk_ar *ar, struct mk_ar_block *blk)
     if (!blk->prefers_comm && mk_ar_claim_tile(ar, blk))
         return MK_NEXT_TASK;
     return MK_NEXT_IDLE;
+}
+
+/* The same on machines whose blocks compute tile after tile: a block that computes, between two of them. What it looks
+ * at comes in one trip. MK_NEXT_TASK: a tile; LEAVE: after an abort; TURN: its role is the other one from here on; IDLE:
+ * there is no tile left. */
+MK_DEV int mk_ar_more(const struct mk_ar *ar, struct mk_ar_block *blk)
+{
+    const uint64_t aborted = mk_peek_sys_u64(ar->abort_word);
+    const uint64_t seen = mk_peek_gpu_u64(&ar->state->queue[MK_AR_TILE][0]);
+#if MK_CONTROL
+    struct mk_ar_ctl *c = mk_ar_control(ar);
+    if (c && mk_ar_ctl_role(ar, blk, mk_peek_gpu_u64(&c->target)) == MK_CTL_COMM)
+        return MK_NEXT_TURN;
+#endif
+    if (aborted)
+        return MK_NEXT_LEAVE;
+    return mk_ar_claim_tile_seen(ar, blk, seen) ? MK_NEXT_TASK : MK_NEXT_IDLE;
 }
 
 /* May a block that prefers communication, and found none ready, take a tile? The first at once, since nothing can be
@@ -386,17 +410,18 @@ MK_DEV bool mk_ar_impatient(const struct mk_ar *ar, struct mk_ar_block *blk)
  * budget + max_helpers blocks stay until no communication is. */
 MK_DEV int mk_ar_next_controlled(const struct mk_ar *ar, struct mk_ar_block *blk, int comm)
 {
+    const int role = blk->prefers_comm ? MK_CTL_COMM : MK_CTL_COMPUTE;
+    if (comm == 1) { /* claimed already */
+        blk->idle_since_ns = 0;
+        return MK_NEXT_TASK;
+    }
+    const bool patient = comm == 0 && mk_ar_impatient(ar, blk);
+    if (comm == 0 && role == MK_CTL_COMM && !patient)
+        return MK_NEXT_IDLE; /* whatever is left */
     const uint32_t tiles = mk_ar_items(ar, MK_AR_TILE, 0);
     const int tile = mk_count_peek(&ar->state->queue[MK_AR_TILE][0], blk->tag) < tiles ? 1 : -1;
-    const int role = blk->prefers_comm ? MK_CTL_COMM : MK_CTL_COMPUTE;
-    if (comm == 1)
-        blk->idle_since_ns = 0;
-    switch (mk_ctl_act(role, tile, comm, comm == 0 && mk_ar_impatient(ar, blk))) {
-    case MK_CTL_TALK:
-        return MK_NEXT_TASK;
+    switch (mk_ctl_act(role, tile, comm, patient)) {
     case MK_CTL_TILE:
-        if (comm == 1)
-            return MK_NEXT_TASK; /* claimed already */
         blk->idle_since_ns = 0;
         return mk_ar_claim_tile(ar, blk) ? MK_NEXT_TASK : MK_NEXT_IDLE;
     case MK_CTL_LEAVE:

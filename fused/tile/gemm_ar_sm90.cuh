@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
 /* COMPUTE on Hopper inside a persistent kernel: the pipeline of gemm_sm90.cuh, fed with tiles that are claimed one by
- * one. Two hooks of the shared text are its only contact with the schedule: the next tile (mk_ar_claim_tile, by the
- * producer thread) and the ready flag of a finished one (a count, one part by each consumer warpgroup).
+ * one. Two hooks of the shared text are its only contact with the schedule: the next tile (mk_ar_more, by the producer
+ * thread, which thus also learns that the block's role is another one from here on: the session ends, and the leader looks
+ * again) and the ready flag of a finished one (a count, one part by each consumer warpgroup).
  *
  * A block is two consumer warpgroups, which also do all communication, and one producer warpgroup, of which one thread
  * does nothing but loads. Registers are shared out once, at the start (232 and 40 a thread): a role switch moves none.
@@ -98,8 +99,13 @@ template <int BN, int LAYOUT, bool F16> struct mk_session : mk_gemm_sm90_block<B
                 next_stage(s, phase);
             }
             /* who prefers communication looks at it after each tile */
-            if (blk->prefers_comm || mk_ar_aborted(ar) || !mk_ar_claim_tile(ar, blk))
+            if (blk->prefers_comm || mk_ar_more(ar, blk) != MK_NEXT_TASK)
                 break;
+#if MK_CONTROL
+            if (ar->control)
+                mk_ar_account(ar, blk,
+                              mk_now_ns()); /* the one before; the last one the leader, after the session */
+#endif
             t = blk->task.chunk;
         }
         mk_mbar_wait(base::empty(s), phase ^ 1);

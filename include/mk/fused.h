@@ -65,6 +65,9 @@ int mk_plan_info(mk_comm_t comm, int64_t m, int64_t n, mk_dtype_t dtype, struct 
 /* Of the next calls: so many blocks prefer communication, as MK_COMM_BLOCKS says for all; 0: chosen. Each rank's own
  * affair; not while a call is under way. */
 int mk_comm_set_comm_blocks(mk_comm_t comm, int blocks);
+/* Of the next calls under the controller: it counts and steps, but so many blocks communicate, whatever it says (what that
+ * costs can be measured so); 0: as it says. Not while a call is under way. */
+int mk_comm_pin_comm_blocks(mk_comm_t comm, int blocks);
 /* Set-up helpers over the bootstrap, for timing all ranks at once and gathering their figures. */
 int mk_comm_barrier(mk_comm_t comm);
 int mk_comm_allgather(mk_comm_t comm, const void *send, void *recv, size_t bytes);

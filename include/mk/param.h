@@ -46,7 +46,7 @@
     X(fuse_start, "MK_FUSE_START", INT, "16", fused, "first fused operation under MK_DETERMINISTIC")         \
     X(threads, "MK_THREADS", INT, "0", fused, "block threads of the CPU executor; 0: cores / local ranks")   \
     X(blocks, "MK_BLOCKS", INT, "0", fused, "blocks of a fused kernel on the GPU; 0: the SMs that this process sees") \
-    X(comm_blocks, "MK_COMM_BLOCKS", INT, "0", fused, "of these, blocks that prefer communication; 0: chosen")     \
+    X(comm_blocks, "MK_COMM_BLOCKS", INT, "0", fused, "of these, blocks that prefer communication; 0: chosen; -1: by the controller, on a GPU too") \
     X(gemm, "MK_GEMM", WORD, "auto", fused, "auto|builtin|portable: builtin: no OpenBLAS; portable: GPU kernels without Hopper instructions") \
     X(wire, "MK_WIRE", WORD, "auto", fused, "auto|fp32: type of node sums between nodes; auto: that of C")   \
     X(deterministic, "MK_DETERMINISTIC", BOOL, "0", fused, "1: no choice that could change bits between runs") \

@@ -53,9 +53,12 @@ static int set_attribute(int attribute, int value, void *kernel, int device)
 }
 static size_t parameter_bytes(const char *name)
 {
-    return !strncmp(name, "pair_allreduce", 14) ? 256 + sizeof(struct mk_ar)
-           : !strncmp(name, "pair_gemm", 9)     ? 520
-                                                : 0;
+    return !strncmp(name, "pair_allreduce", 14)     ? 256 + sizeof(struct mk_ar)
+           : !strncmp(name, "pair_gemm", 9)         ? 520
+           : !strncmp(name, "gemm_ar_ll", 10)       ? 0
+           : !strncmp(name, "gemm_ar_portable", 16) ? sizeof(struct mk_ar)
+           : !strncmp(name, "gemm_ar", 7)           ? 768 + sizeof(struct mk_ar)
+                                                    : 0;
 }
 static int launch(const struct mk_cu_launch *c, void *kernel, void **params, void **extra)
 {

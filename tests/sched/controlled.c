@@ -3,7 +3,7 @@
 /* GEMM+AllReduce under the controller, on threads: the bits are those of the contract whatever the roles, every launch
  * ends whatever the target and however few blocks are there, every task is counted once. */
 #include "world.h"
-#include "fused/ops/gemm_ar_turn.h"
+#include "fused/ops/gemm_ar_run.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -64,7 +64,8 @@ static void every_task_is_counted_once(void **state)
             run(w, &c);
             tiles += mk_tiles(&w->r[0].ar.grid);
             for (int r = 0; r < w->n; r++) {
-                const struct mk_ar_ctl *ctl = &w->r[r].state->control[0];
+                struct mk_ar_ctl *ctl = &w->r[r].state->control[0];
+                mk_ar_ctl_learn_last(ctl);
                 talks[r] += comm_tasks_by_hand(&w->r[r], mk_chunks(&w->r[r].ar.grid));
                 assert_int_equal(ctl->base.done[MK_CTL_COMPUTE], tiles);
                 assert_int_equal(ctl->base.done[MK_CTL_COMM], talks[r]);
@@ -136,6 +137,133 @@ static void what_a_failed_launch_left(void **state)
     world_destroy(w);
 }
 
+/* A block between two tiles: its role first, then an abort, then the next tile, each once. */
+static void one_tile_more(void **state)
+{
+    (void)state;
+    int64_t k[2] = {4, 3};
+    struct world *w = world_create(2, 1, 4, 1 << 20, 64 << 10, 0, 3);
+    const struct world_call c = {260, 530, k, MK_NN, MK_FLOAT32, 0, 0, 0, 0};
+    struct mk_ar_block a, b;
+    struct mk_ar *ar = &w->r[0].ar;
+    w->control = WORLD_CONTROLLER;
+    assert_int_equal(world_prepare(w, &c), 0);
+    struct mk_ar_ctl *ctl = &ar->state->control[0];
+    memset(&a, 0, sizeof(a));
+    memset(&b, 0, sizeof(b));
+    mk_ar_enter(ar, &a);
+    mk_ar_enter(ar, &b);
+    assert_int_equal(a.ticket, 0);
+    assert_int_equal(mk_ar_more(ar, &a), MK_NEXT_TASK);
+    assert_int_equal(a.task.kind, MK_AR_TILE);
+    ctl->target = (uint64_t)a.tag << 32 | 1; /* the first of them is to communicate */
+    assert_int_equal(mk_ar_more(ar, &a), MK_NEXT_TURN);
+    assert_int_equal(mk_ar_more(ar, &b), MK_NEXT_TASK);
+    assert_int_equal(b.task.item, 1);
+    ctl->target = (uint64_t)(a.tag + 1) << 32 | 4; /* not this launch's */
+    w->r[0].abort_word = 8;
+    assert_int_equal(mk_ar_more(ar, &a), MK_NEXT_LEAVE);
+    w->r[0].abort_word = 0;
+    ar->control_pin = 2; /* whatever the target says */
+    ctl->target = (uint64_t)a.tag << 32 | 4;
+    for (uint32_t i = 2; i < mk_tiles(&ar->grid); i++) {
+        assert_int_equal(mk_ar_more(ar, &a), MK_NEXT_TASK);
+        assert_int_equal(a.task.item, i);
+    }
+    assert_int_equal(mk_ar_more(ar, &b), MK_NEXT_IDLE);
+    assert_int_equal(mk_ar_more(ar, &b), MK_NEXT_IDLE);
+    world_destroy(w);
+}
+
+/* A state that becomes another shape's begins from what is known of that one, and says what launches taught it. */
+static void another_shape(void **state)
+{
+    (void)state;
+    int64_t k[2] = {4, 3};
+    struct world *w = world_create(2, 1, 2, 1 << 20, 64 << 10, 0, 3);
+    const struct world_call c = {260, 530, k, MK_NN, MK_FLOAT32, 0, 0, 0, 0};
+    uint64_t told[MK_AR_TAUGHT] = {0};
+    double err;
+    w->control = WORLD_CONTROLLER;
+    for (uint32_t call = 1; call <= 3; call++) {
+        struct mk_ar *ar = &w->r[0].ar;
+        assert_int_equal(world_prepare(w, &c), 0);
+        struct mk_ar_ctl *ctl = &ar->state->control[0];
+        const struct mk_ctl before = ctl->ctl;
+        ar->control_number = call < 3 ? 7 : 8;
+        ar->control_cost[0] = call < 3 ? 0 : 3000;
+        ar->control_cost[1] = call < 3 ? 0 : 2000;
+        ar->taught = told;
+        if (call == 3) { /* the first step of that launch, before any task */
+            struct mk_ar_block blk;
+            memset(&blk, 0, sizeof(blk));
+            blk.epoch = ar->state->epoch;
+            blk.tag = (uint32_t)blk.epoch;
+            ctl->ctl.limit = 1;
+            mk_ar_ctl_begin(ar, &blk, ctl, 1);
+            assert_int_equal(ctl->ctl.cost[0], 3000);
+            assert_int_equal(ctl->ctl.cost[1], 2000);
+            assert_int_equal(ctl->ctl.limit, 0);
+            assert_int_equal(ctl->number, 8);
+            assert_int_equal(told[MK_TAUGHT_COSTS], 2000ull << 32 | 3000);
+            assert_int_equal(told[MK_TAUGHT_TARGET], 8ull << 32);
+            break;
+        }
+        assert_int_equal(world_run_threads(w), 0);
+        assert_int_equal(world_verify(w, &c, &err), 0);
+        if (call == 1) {
+            assert_int_equal(told[MK_TAUGHT_TARGET], 0); /* nothing is known yet */
+            continue;
+        }
+        assert_int_equal(told[MK_TAUGHT_TARGET] >> 32, 7);
+        assert_true((uint32_t)told[MK_TAUGHT_COSTS] > 0 && told[MK_TAUGHT_COSTS] >> 32 > 0);
+        assert_int_equal((uint32_t)told[MK_TAUGHT_COSTS] > before.cost[0] / 4, 1); /* of the launch before */
+    }
+    world_destroy(w);
+}
+
+/* What a block looks at before it tries for a step misses none: wherever one is due, the count has come to that word. */
+static void no_step_is_missed(void **state)
+{
+    (void)state;
+    uint64_t rng = 11;
+    int due = 0;
+    for (int i = 0; i < 20000 / scale; i++) {
+        struct mk_ar_ctl c;
+        struct mk_ctl_sample s;
+        memset(&c, 0, sizeof(c));
+        memset(&s, 0, sizeof(s));
+        c.conf.units = (uint32_t)(1 + world_rand(&rng) % 70);
+        c.conf.ceiling = 1 + c.conf.units / 3;
+        for (int kind = 0; kind < 2; kind++) {
+            c.base.done[kind] = world_rand(&rng) % 3 ? world_rand(&rng) : UINT64_MAX - 5; /* counts wrap */
+            c.total[kind] = (uint32_t)(1 + world_rand(&rng) % 300);
+        }
+        mk_ctl_begin(&c.conf, &c.ctl, 0);
+        uint64_t at = 0;
+        for (int step = 0; step < 40; step++) {
+            s.now += world_rand(&rng) % 5000;
+            s.units = (uint32_t)(1 + world_rand(&rng) % c.conf.units);
+            for (int kind = 0; kind < 2; kind++) {
+                const uint32_t more = (uint32_t)(world_rand(&rng) % 20);
+                s.done[kind] = s.done[kind] + more < c.total[kind] ? s.done[kind] + more : c.total[kind];
+                s.left[kind] = c.total[kind] - s.done[kind];
+                s.busy[kind] = (uint64_t)s.done[kind] * (1000 + world_rand(&rng) % 500);
+            }
+            if (!mk_ctl_due(&c.conf, &c.ctl, &s))
+                continue;
+            const uint64_t done = c.base.done[0] + c.base.done[1] + s.done[0] + s.done[1];
+            if (step && at && s.units >= c.conf.units) { /* more units only come */
+                assert_true((int32_t)((uint32_t)done - (uint32_t)at) >= 0);
+                due++;
+            }
+            mk_ctl_step(&c.conf, &c.ctl, &s);
+            at = mk_ar_ctl_due_at(&c, &s);
+        }
+    }
+    assert_true(due > 0);
+}
+
 /* mk_ar_first_ready against all tiles in their order. */
 static void first_chunk_that_can_be_ready(void **state)
 {
@@ -174,9 +302,14 @@ static void first_chunk_that_can_be_ready(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_task_is_counted_once),    cmocka_unit_test(any_target_finishes),
-        cmocka_unit_test(one_block_is_enough),           cmocka_unit_test(what_a_failed_launch_left),
+        cmocka_unit_test(every_task_is_counted_once),
+        cmocka_unit_test(any_target_finishes),
+        cmocka_unit_test(one_block_is_enough),
+        cmocka_unit_test(what_a_failed_launch_left),
         cmocka_unit_test(first_chunk_that_can_be_ready),
+        cmocka_unit_test(one_tile_more),
+        cmocka_unit_test(another_shape),
+        cmocka_unit_test(no_step_is_missed),
     };
 #ifdef __SANITIZE_THREAD__
     scale = 4;
