@@ -22,6 +22,7 @@ static const char help[] =
     "  --most N             fixed numbers 1 to N (default: MK_R and half of the blocks allow)\n"
     "  --pairs N            rounds, 2 to 101 (default 20)\n"
     "  --calls N            calls a sample, 1 to 101 (default: all sets of operands, at least 4)\n"
+    "  --cost               no sweep: the default number fixed, without and with the controller's work\n"
     "  --graph              calls by graph replay\n"
     "  --cpu                on the CPU executor\n"
     "  --json FILE, --svg FILE   written by rank 0\n";
@@ -29,6 +30,7 @@ static const char help[] =
 struct ctl_options {
     struct ar_options ar;
     int most;
+    bool cost;
     const char *svg;
 };
 
@@ -43,6 +45,7 @@ static int parse(int argc, char **argv, struct ctl_options *o)
         {"most", BENCH_INT, &o->most, 1, CTL_BUDGETS - 1, NULL},
         {"pairs", BENCH_INT, &o->ar.pairs, 2, BENCH_SAMPLES, NULL},
         {"calls", BENCH_INT, &o->ar.calls, 1, 101, NULL},
+        {"cost", BENCH_FLAG, &o->cost, 0, 0, NULL},
         {"graph", BENCH_FLAG, &o->ar.graph, 0, 0, NULL},
         {"cpu", BENCH_FLAG, &o->ar.cpu, 0, 0, NULL},
         {"json", BENCH_TEXT, &o->ar.json, 0, 0, NULL},
@@ -75,12 +78,21 @@ static int failed(const struct ar_bench *b)
     return 1;
 }
 
+/* v as in ctl_case.us. */
+static int take_way(struct ar_bench *b, const struct ctl_case *c, int v)
+{
+    return mk_comm_set_comm_blocks(b->comm, v && c->pinned ? c->pinned : v) ||
+                   mk_comm_pin_comm_blocks(b->comm, v ? 0 : c->pinned)
+               ? failed(b)
+               : 0;
+}
+
 static int one_round(struct ar_bench *b, struct ctl_case *c, struct gpu_graph **graph, int round)
 {
     for (int i = 0; i <= c->most; i++) {
         const int v = round & 1 ? c->most - i : i;
-        if (mk_comm_set_comm_blocks(b->comm, v))
-            return failed(b);
+        if (take_way(b, c, v))
+            return 1;
         const double us = ar_sample(b, graph[v]);
         if (us <= 0)
             return 1;
@@ -95,7 +107,7 @@ static int sweep(struct ar_bench *b, struct ctl_case *c)
     struct gpu_graph *graph[CTL_BUDGETS] = {NULL};
     int ret = 0;
     for (int v = 0; v <= c->most && b->o->graph && !ret; v++) {
-        ret = mk_comm_set_comm_blocks(b->comm, v);
+        ret = take_way(b, c, v);
         graph[v] = ret ? NULL : ar_capture(b);
     }
     for (int round = -1; round < b->o->pairs && !ret; round++)
@@ -106,8 +118,9 @@ static int sweep(struct ar_bench *b, struct ctl_case *c)
     return mk_comm_set_comm_blocks(b->comm, 0) ? failed(b) : ret;
 }
 
-static int one_case(struct ar_bench *b, struct ctl_case *c, int most)
+static int one_case(struct ar_bench *b, struct ctl_case *c, const struct ctl_options *o)
 {
+    const int most = o->cost ? 1 : o->most;
     const int calls = b->calls;
     uint64_t hash = 0;
     int rows = 0;
@@ -116,6 +129,9 @@ static int one_case(struct ar_bench *b, struct ctl_case *c, int most)
     int ret = mk_plan_info(b->comm, b->m, b->n, MK_BFLOAT16, &b->plan) ? failed(b) : 0;
     c->blocks = b->plan.blocks;
     c->controlled = b->plan.controlled;
+    c->pinned = o->cost ? b->plan.comm_blocks : 0;
+    if (!ret && o->cost && !c->controlled)
+        ret = (mk_cli_say("rank %d: no controller here, so no cost of it", b->rank), 1);
     c->most = most && most < b->plan.most_comm_blocks ? most : b->plan.most_comm_blocks;
     c->most = c->most < CTL_BUDGETS ? c->most : CTL_BUDGETS - 1;
     b->variant = AR_FUSED;
@@ -148,7 +164,7 @@ static int run(struct ar_bench *b, const struct ctl_options *o)
                 c->link.ratio = b->o->ratios.v[r];
                 c->link.gbps = ar_bytes(b) * 8e-3 / (c->link.ratio * compute_us[i]);
             }
-            ret = one_case(b, c, o->most);
+            ret = one_case(b, c, o);
             n += !ret;
             if (!ret && b->rank == 0)
                 ctl_print(c, b->o->pairs);
@@ -157,7 +173,7 @@ static int run(struct ar_bench *b, const struct ctl_options *o)
     }
     if (b->rank == 0 && n) {
         const struct ctl_sum sum = ctl_sum_of(cases, n, b->o->pairs);
-        ctl_print_sum(&sum, n);
+        ctl_print_sum(&sum, n, o->cost);
         if (b->o->json)
             ret = ctl_json(b->o->json, b, cases, n, b->o->pairs) || ret;
         if (o->svg)
@@ -178,6 +194,8 @@ int bench_controller(int argc, char **argv)
     snprintf(blocks, sizeof(blocks), "%d", o.ar.blocks);
     if (o.ar.blocks)
         setenv(o.ar.cpu ? "MK_THREADS" : "MK_BLOCKS", blocks, 1);
+    if (!o.ar.cpu)
+        ar_set_default("MK_COMM_BLOCKS", "-1");
     if ((o.ar.nodes > 1 || o.ar.per_node > 1) && !ar_is_rank())
         return ar_become_mkrun(&o.ar, argc, argv);
     if (o.ar.cpu) {

@@ -27,7 +27,7 @@ void ctl_judge(struct ctl_case *c, int rounds)
         if (ctl_median(c->us[v], rounds, 0) < ctl_median(c->us[c->best], rounds, 0))
             c->best = v;
     c->ratio.n = 0;
-    for (int r = 1; r < rounds; r += 2)
+    for (int r = !c->pinned; r < rounds; r += c->pinned ? 1 : 2)
         bench_add(&c->ratio, c->us[c->best][r] / c->us[0][r]);
     c->best_us = ctl_median(c->us[c->best], rounds, 1);
     c->own_us = ctl_median(c->us[0], rounds, 1);
@@ -88,9 +88,9 @@ void ctl_print(const struct ctl_case *c, int rounds)
         for (int r = 0; r < rounds; r++)
             bench_add(&s, c->us[v][r]);
         const struct bench_stat us = bench_stat_of(&s);
-        snprintf(name, sizeof(name), "%d", v);
+        snprintf(name, sizeof(name), v || !c->pinned ? "%d" : "%d, controlled", c->pinned ? c->pinned : v);
         mk_table_row(t, "%s|%.1f|%.1f|%.1f|%.3f",
-                     v               ? name
+                     v || c->pinned  ? name
                      : c->controlled ? "controller"
                                      : "default",
                      us.median, us.min, us.max, us.median / ctl_median(c->us[0], rounds, -1));
@@ -99,14 +99,24 @@ void ctl_print(const struct ctl_case *c, int rounds)
         mk_table_print(t, stdout);
     mk_table_free(t);
     const bool interval = bench_interval(&c->ratio, &low, &high);
+    if (c->pinned) {
+        printf("without / with the controller's work: %.4f (%.4f to %.4f)\n", bench_stat_of(&c->ratio).median,
+               low, high);
+        return;
+    }
     printf("best fixed number: %d (even rounds); in odd rounds its time is %.3f of the %s's", c->best,
            bench_stat_of(&c->ratio).median, c->controlled ? "controller" : "default budget");
     printf(interval ? " (95 %%: %.3f to %.3f)" : " (%.3f to %.3f)", low, high);
     printf("; first call %.1f us\n", c->first_us);
 }
 
-void ctl_print_sum(const struct ctl_sum *s, int n)
+void ctl_print_sum(const struct ctl_sum *s, int n, bool cost)
 {
+    if (cost) {
+        printf("\n%d cases: without / with the controller's work: geometric mean %.4f, lowest %.4f\n", n,
+               s->mean, s->worst);
+        return;
+    }
     printf("\n%d cases: best fixed number of each / controller: geometric mean %.3f, lowest %.3f; / first "
            "call: %.3f, "
            "lowest %.3f\n"
@@ -125,6 +135,7 @@ static void json_case(struct mk_json *j, const struct ctl_case *c, int rounds)
     mk_json_real(j, "link_gbps", c->link.gbps);
     mk_json_int(j, "blocks", c->blocks);
     mk_json_bool(j, "controlled", c->controlled);
+    mk_json_int(j, "pinned", c->pinned);
     mk_json_real(j, "first_call_us", c->first_us);
     mk_json_array(j, "sweep");
     for (int v = 0; v <= c->most; v++) {
