@@ -2,7 +2,8 @@
  * Copyright mKernel authors */
 /* GEMM+AllReduce on the GPU, one process a rank (mkrun): random shapes, layouts and types against the numerics contract
  * computed on the host from every rank's partial (the operator's COMPUTE alone, which is held against mk_gemm, and
- * that by tests/gpu/gemm.c against float64): the same bits, nothing written outside; the same bits on all ranks, run after run, by graph replay, and with M = 0 or K = 0.
+ * that by tests/gpu/gemm.c against float64): the same bits, nothing written outside; the same bits on all ranks, run after run, by graph replay, at other budgets, and
+ * with M = 0 or K = 0. MK_COMM_BLOCKS=-1: all under the controller, but for those budgets.
  * Usage: gemm_ar [SHAPES] [CALLS] [SEED]. */
 #include "fused/comm.h" /* mk_comm_start */
 #include "mk/fused.h"
@@ -341,19 +342,34 @@ static void large(int64_t m, int64_t n, int64_t k, mk_layout_t layout)
              (int)layout);
     make_job(&j, &s);
     uint64_t first = 0;
-    for (int i = 0; i < 3 && !failures; i++) {
+    for (int i = 0; i < 6 && !failures; i++) {
+        static const int budget[6] = {0, 0, 0, 1, 5, 0};
+        if (mk_comm_set_comm_blocks(comm, budget[i]))
+            fail(s.text, mk_last_error());
         gpu_set(j.c, 0xff, j.nc * 2);
         if (call(&j, 0) || finish(s.text))
             break;
         const uint64_t h = hash_c(&j);
         if (i && h != first)
-            fail(s.text, "other bits in another run");
+            fail(s.text, budget[i] ? "other bits at another budget" : "other bits in another run");
         first = h;
     }
     same_everywhere(&j, first);
     if (!failures && m * n <= 4 << 20)
         against_contract(&j);
     drop_job(&j);
+}
+
+/* Under the controller the launches are to have said what they learned. */
+static void taught(void)
+{
+    const char *blocks = getenv("MK_COMM_BLOCKS");
+    if (!blocks || strcmp(blocks, "-1") || info.nranks == 1 || failures)
+        return;
+    if (!comm->learn)
+        fail("MK_COMM_BLOCKS=-1", "no controller");
+    else if (!mk_starts_count(comm->learn->starts))
+        fail("MK_COMM_BLOCKS=-1", "no launch taught anything");
 }
 
 int main(int argc, char **argv)
@@ -390,6 +406,7 @@ int main(int argc, char **argv)
         large(1234, 5000, 712, MK_NT);
     if (!failures)
         many_calls(calls);
+    taught();
     printf("rank %d of %d (%d nodes): %d shapes, %d calls, %d failures\n", info.rank, info.nranks,
            info.nnodes, shapes, calls, failures);
     const int ret = failures ? 1 : 0;
