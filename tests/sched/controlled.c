@@ -264,6 +264,59 @@ static void no_step_is_missed(void **state)
     assert_true(due > 0);
 }
 
+/* As a block of the GPU's executor goes round (cuda/gemm_ar_block.cuh), whose tiles come in chains: its parts of the turn
+ * spread over the round. */
+static int spread_next(const struct mk_ar *ar, struct mk_ar_block *blk)
+{
+    if (!blk->prefers_comm) {
+        const int more = mk_ar_more(ar, blk);
+        if (more == MK_NEXT_TASK || more == MK_NEXT_LEAVE)
+            return more;
+        blk->prefers_comm = more == MK_NEXT_TURN;
+    }
+    const int comm = mk_ar_try_comm(ar, blk);
+    struct mk_ar_ctl *c = mk_ar_control(ar);
+    const uint64_t target = c ? mk_ar_ctl_step(ar, blk, c, mk_now_ns()) : 0;
+    if (mk_ar_aborted(ar))
+        return MK_NEXT_LEAVE;
+    if (c)
+        blk->prefers_comm = mk_ar_ctl_role(ar, blk, target) == MK_CTL_COMM;
+    const int next = mk_ar_next_after(ar, blk, comm);
+    if (next == MK_NEXT_IDLE)
+        mk_ar_waited(ar, blk, mk_now_ns());
+    return next;
+}
+static void blocks_whose_tiles_come_in_chains(void **state)
+{
+    (void)state;
+    static const int topo[][2] = {{2, 1}, {1, 3}, {2, 2}, {3, 2}};
+    for (int t = 0; t < 4; t++)
+        for (int control = WORLD_BUDGET; control <= WORLD_ANY_TARGET; control++) {
+            const int d = topo[t][0], g = topo[t][1], blocks = control == WORLD_ANY_TARGET ? 1 + t : 2 + t;
+            const size_t rings = (size_t)(2 * (g - 1) + (d > 2 ? 4 : 2) * (d - 1));
+            struct world *w = world_create(d, g, blocks, rings * 2 * 16384, 16384, 0, (uint64_t)(t + 31));
+            uint64_t tiles = 0;
+            w->control = control;
+            w->delays = t % 2;
+            w->next = spread_next;
+            w->patience_ns = t == 2 ? 200000 : 20000;
+            for (int i = 0; i < 3; i++) {
+                int64_t k[6] = {3, 1, 2, 5, 4, 1};
+                const struct world_call c = {512 / scale, i % 2 ? 700 : 96, k, MK_TN, MK_FLOAT32, 0, 0, 0, 0};
+                run(w, &c);
+                tiles += mk_tiles(&w->r[0].ar.grid);
+                for (int r = 0; r < w->n && control == WORLD_CONTROLLER; r++) {
+                    const struct mk_ar_ctl *ctl = &w->r[r].state->control[0];
+                    assert_int_equal(ctl->base.done[MK_CTL_COMPUTE], tiles);
+                    assert_memory_equal(&ctl->base, &ctl->count, sizeof(ctl->base));
+                    assert_int_equal(ctl->epoch,
+                                     w->r[r].state->epoch - 1); /* a step was made in each launch */
+                }
+            }
+            world_destroy(w);
+        }
+}
+
 /* mk_ar_first_ready against all tiles in their order. */
 static void first_chunk_that_can_be_ready(void **state)
 {
@@ -310,6 +363,7 @@ int main(void)
         cmocka_unit_test(one_tile_more),
         cmocka_unit_test(another_shape),
         cmocka_unit_test(no_step_is_missed),
+        cmocka_unit_test(blocks_whose_tiles_come_in_chains),
     };
 #ifdef __SANITIZE_THREAD__
     scale = 4;

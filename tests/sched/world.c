@@ -181,6 +181,8 @@ int world_prepare(struct world *w, const struct world_call *c)
         r->ar.budget = 1;
         r->ar.max_helpers = w->blocks / 2 > 1 ? w->blocks / 2 : 1;
         r->ar.control = w->control != WORLD_BUDGET;
+        r->ar.patience_ns = w->patience_ns;
+        r->ar.control_start = (uint32_t)w->blocks / 2;
         r->ar.state = r->state;
         r->first_left = 0;
         r->ar.tile_flag = r->tile_flag;
@@ -292,7 +294,7 @@ static void *block_thread(void *p)
         const uint32_t seq = mk_bell_seq(r->host.bell);
         if (r->w->control == WORLD_ANY_TARGET)
             any_target(arg, &blk);
-        const int next = mk_ar_next(&r->ar, &blk);
+        const int next = r->w->next ? r->w->next(&r->ar, &blk) : mk_ar_next(&r->ar, &blk);
         if (next == MK_NEXT_LEAVE)
             break;
         if (next == MK_NEXT_TASK) {

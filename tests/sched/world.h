@@ -52,6 +52,8 @@ struct world {
     int lose_credits; /* the wire drops every n-th credit; 0: none */
     int control;      /* enum world_control */
     int late;         /* of each rank one block comes alone, the others when it has left */
+    int (*next)(const struct mk_ar *ar, struct mk_ar_block *blk); /* of threads; NULL: mk_ar_next */
+    uint64_t patience_ns;
     uint64_t seed;
 };
 
