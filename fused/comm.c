@@ -185,23 +185,23 @@ struct facts {
 };
 
 /* How a communicator is made. */
-enum { MAY_GPU = 1, FOR_PAIRS = 2 };
+enum { MAY_GPU = 1 };
 
-/* K's chunks between nodes, where MK_CHUNK and MK_WORKSPACE are not set: no block of COMPUTE waits for them, and the network
- * takes larger ones at a higher rate. */
+/* Chunks between nodes on GPUs, where MK_CHUNK and MK_WORKSPACE are not set: the network takes larger ones at a higher rate, and a
+ * call of few bytes has smaller ones (plan.c). */
 #define FAR_CHUNK ((uint64_t)2 << 20)
 #define FAR_WORKSPACE ((uint64_t)64 << 20)
 
 static int exchange_facts(struct mk_comm *comm, unsigned how)
 {
     struct mk_settings *s = &comm->settings;
-    const bool far = how & FOR_PAIRS && !mk_env("MK_CHUNK") && !mk_env("MK_WORKSPACE");
+    const int gpu = how & MAY_GPU ? mk_gpu_wanted() : 0;
+    const bool far = gpu > 0 && !mk_env("MK_CHUNK") && !mk_env("MK_WORKSPACE");
     const uint64_t far_chunk = far ? FAR_CHUNK : s->chunk, far_workspace = far ? FAR_WORKSPACE : s->workspace;
     struct facts mine, *all = calloc((size_t)comm->nranks, sizeof(*all));
     struct mk_place *places = calloc((size_t)comm->nranks, sizeof(*places));
     int ret = !all || !places ? mk_fail(MK_ERR_NOMEM, "FUSED", "no memory for %d ranks", comm->nranks) : 0;
-    const int gpu = ret || !(how & MAY_GPU) ? ret : mk_gpu_wanted();
-    if (gpu < 0)
+    if (!ret && gpu < 0)
         ret = gpu;
     if (ret)
         goto out;
@@ -228,18 +228,20 @@ static int exchange_facts(struct mk_comm *comm, unsigned how)
     for (int r = 0; r < comm->nranks && !ret; r++) {
         places[r] = all[r].place;
         comm->may_choose = all[r].choose && (!r || comm->may_choose);
-        if (all[r].chunk != all[0].chunk || all[r].far_chunk != all[0].far_chunk ||
-            all[r].workspace != all[0].workspace || all[r].far_workspace != all[0].far_workspace ||
-            all[r].wire_fp32 != all[0].wire_fp32 || all[r].start != all[0].start ||
-            strcmp(all[r].net, all[0].net))
-            ret = mk_fail(MK_ERR_MISMATCH, "FUSED",
-                          "ranks 0 and %d differ in MK_CHUNK, MK_WORKSPACE, MK_WIRE or MK_NET", r);
         if (!ret && all[r].gpu != all[0].gpu)
             ret = mk_fail(
                 MK_ERR_MISMATCH, "FUSED",
                 "rank %d has a CUDA context current on the calling thread, rank %d has not (or no usable "
                 "GPU): all ranks compute on GPUs, or none",
                 all[0].gpu ? 0 : r, all[0].gpu ? r : 0);
+        if (ret)
+            break;
+        if (all[r].chunk != all[0].chunk || all[r].far_chunk != all[0].far_chunk ||
+            all[r].workspace != all[0].workspace || all[r].far_workspace != all[0].far_workspace ||
+            all[r].wire_fp32 != all[0].wire_fp32 || all[r].start != all[0].start ||
+            strcmp(all[r].net, all[0].net))
+            ret = mk_fail(MK_ERR_MISMATCH, "FUSED",
+                          "ranks 0 and %d differ in MK_CHUNK, MK_WORKSPACE, MK_WIRE or MK_NET", r);
     }
     if (!ret)
         ret = mk_topology_build(places, comm->nranks, comm->rank, &comm->topo, comm->rank_at);
@@ -393,7 +395,7 @@ int mk_comm_init_name(mk_comm_t *comm, uint64_t name, int nranks, int rank, bool
         ret = load_settings(&s, NULL);
     if (!ret && nranks > 1)
         ret = mk_boot_init_name_while(&s, name, nranks, rank, go_on, ctx, &boot);
-    return ret ? ret : comm_create(&s, boot, nranks, rank, MAY_GPU | FOR_PAIRS, comm);
+    return ret ? ret : comm_create(&s, boot, nranks, rank, MAY_GPU, comm);
 }
 
 int mk_comm_init_allgather(mk_comm_t *comm, int nranks, int rank,

@@ -34,7 +34,7 @@ struct mk_fuse_k {
     uint64_t generation;
 };
 
-#define MK_FUSE_STAMPS 48
+#define MK_FUSE_STAMPS 192
 
 struct mk_fuse_ops {
     uint32_t epilogues;           /* mask of enum mk_pair_epilogue */

@@ -12,7 +12,7 @@
 #include <time.h>
 
 /* mk_hook_event.keep */
-enum { KEEP_STEPPED = 1, KEEP_P2P = 2, KEEP_TIMED = 4, KEEP_RECORD = 8 };
+enum { KEEP_STEPPED = 1, KEEP_P2P = 2, KEEP_RECORD = 8, KEEP_RECORDS = 32, KEEP_TIMED = 256 };
 
 /* Of this thread, from the outermost group start to after its end. */
 struct held { /* a K that waits for the group's end */
@@ -304,7 +304,7 @@ bool mk_adapt_coll(struct mk_hook_event *h, const struct mk_pair_coll *coll, boo
     struct mk_adapt_line line;
     struct mk_adapt_news news = {.text = ""};
     int answer = -1;
-    bool timed = false;
+    uint32_t timed = 0;
     e.u.coll = *coll;
     mk_adapt_lock();
     mk_adapt_meet(h->comm);
@@ -322,13 +322,15 @@ bool mk_adapt_coll(struct mk_hook_event *h, const struct mk_pair_coll *coll, boo
         mk_adapt_line(&e, &out, &line);
         if (mk_adapt.ops && e.at.capture)
             mk_adapt_time_captured(&e, &out);
-        else if (mk_adapt.ops && !group.depth)
+        else if (mk_adapt.ops && group.depth)
+            mk_adapt_time_grouped(h->comm);
+        else if (mk_adapt.ops)
             timed = mk_adapt_time_begin(&e, &out, h->stream);
         answer = carry_out(h, &e, &out);
         if (timed && answer >= 0)
-            mk_adapt_time_end(h->comm, h->stream, !answer);
-        else if (timed)
-            h->keep |= KEEP_TIMED;
+            mk_adapt_time_end(h->comm, h->stream, timed, !answer);
+        else
+            h->keep |= (uint64_t)timed * KEEP_TIMED;
     }
     mk_adapt_unlock();
     mk_adapt_say(&line);
@@ -342,10 +344,10 @@ bool mk_adapt_coll(struct mk_hook_event *h, const struct mk_pair_coll *coll, boo
 void mk_adapt_coll_after(struct mk_hook_event *h)
 {
     struct mk_pair_out out;
-    const uint8_t how = (uint8_t)(h->keep / KEEP_RECORD);
+    const uint8_t how = (uint8_t)(h->keep % KEEP_RECORDS / KEEP_RECORD);
     mk_adapt_lock();
-    if (h->keep & KEEP_TIMED)
-        mk_adapt_time_end(h->comm, h->stream, !h->result);
+    if (h->keep >= KEEP_TIMED)
+        mk_adapt_time_end(h->comm, h->stream, (uint32_t)(h->keep / KEEP_TIMED), !h->result);
     /* A send that was refused is none of those that are counted. */
     coll_done(h->comm, h->stream, MK_PAIR_DO_NCCL, h->keep & KEEP_P2P ? 0 : h->result, &out);
     if (!h->result && !group.depth)

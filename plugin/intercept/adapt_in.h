@@ -47,9 +47,10 @@ void mk_adapt_group_ended(struct mk_hook_event *h);
 
 /* adapt_time.c, under the lock, where there are kernels. A GEMM that stays the original comes on `stream`. */
 void mk_adapt_time_gemm(const struct mk_pair_out *out, const struct mk_pair_gemm *gemm, void *stream);
-/* A collective has been decided, outside of a group. True: _end follows, before anything else of the communicator. */
-bool mk_adapt_time_begin(const struct mk_pair_event *e, const struct mk_pair_out *out, void *stream);
-void mk_adapt_time_end(void *comm, void *stream, bool well);
+/* A collective has been decided, outside of a group. Not 0: _end follows, with that. */
+uint32_t mk_adapt_time_begin(const struct mk_pair_event *e, const struct mk_pair_out *out, void *stream);
+void mk_adapt_time_end(void *comm, void *stream, uint32_t slot, bool well);
+void mk_adapt_time_grouped(const void *comm);
 void mk_adapt_time_captured(const struct mk_pair_event *e, const struct mk_pair_out *out);
 /* Before this rank is ready to be agreed with, without the lock: the state word to begin with. */
 void mk_adapt_time_first(void *comm, const struct mk_pair_comm_facts *facts);

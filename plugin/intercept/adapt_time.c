@@ -98,37 +98,43 @@ void mk_adapt_time_first(void *comm, const struct mk_pair_comm_facts *facts)
     mk_setup_wish(facts->id, facts->rank, mk_rival_first(&share));
 }
 
-bool mk_adapt_time_begin(const struct mk_pair_event *e, const struct mk_pair_out *out, void *stream)
+uint32_t mk_adapt_time_begin(const struct mk_pair_event *e, const struct mk_pair_out *out, void *stream)
 {
     void *comm = (void *)(uintptr_t)e->u.coll.comm;
     const bool k = out->act == MK_PAIR_DO_PLAIN || out->act == MK_PAIR_DO_OVERLAP;
-    struct timed *t = out->timed && (k || out->act == MK_PAIR_DO_NCCL) ? get(comm) : NULL;
-    if (!t || t->n == PENDING)
-        return false;
-    const uint32_t slot = (t->head + t->n) % PENDING;
+    const bool timed = out->timed && (k || out->act == MK_PAIR_DO_NCCL);
+    struct timed *t = timed ? get(comm) : find(comm);
+    if (!t)
+        return 0;
     const bool gemm = t->gemm && t->gemm_stream == stream && t->gemm_c == e->u.coll.send;
     t->gemm = false;
-    if (mk_adapt.ops->stamp(comm, stream, stamp_of(slot, BEFORE)))
-        return false;
+    const uint32_t slot = (t->head + t->n) % PENDING;
+    if (!timed || t->n == PENDING || mk_adapt.ops->stamp(comm, stream, stamp_of(slot, BEFORE)))
+        return 0;
     t->at[slot].sample =
         (struct mk_rival_sample){.nth = out->nth, .class = out->class, .nccl = !k, .now = out->now};
     t->at[slot].sample.tiles = gemm ? t->gemm_tiles : 0;
     t->at[slot].gemm = gemm;
     t->at[slot].ended = false;
     t->n++;
-    return true;
+    return slot + 1;
 }
 
-void mk_adapt_time_end(void *comm, void *stream, bool well)
+void mk_adapt_time_end(void *comm, void *stream, uint32_t slot, bool well)
 {
     struct timed *t = find(comm);
-    if (!t || !t->n)
+    if (!t || !slot || slot > PENDING)
         return;
-    const uint32_t slot = (t->head + t->n - 1) % PENDING;
-    if (t->at[slot].ended)
-        return;
-    t->at[slot].ended = well && !mk_adapt.ops->stamp(comm, stream, stamp_of(slot, AFTER));
-    t->n -= !t->at[slot].ended;
+    if (!well || mk_adapt.ops->stamp(comm, stream, stamp_of(slot - 1, AFTER)))
+        t->at[slot - 1].sample.class = MK_PAIR_CLASSES; /* no time */
+    t->at[slot - 1].ended = true;
+}
+
+void mk_adapt_time_grouped(const void *comm)
+{
+    struct timed *t = find(comm);
+    if (t)
+        t->gemm = false;
 }
 
 void mk_adapt_time_captured(const struct mk_pair_event *e, const struct mk_pair_out *out)
@@ -163,7 +169,10 @@ void mk_adapt_time_read(const void *comm, struct mk_adapt_news *news)
     news->text[0] = 0;
     while (t && t->n && t->at[t->head].ended) {
         struct mk_rival_sample *s = &t->at[t->head].sample;
-        int ret = mk_adapt.ops->between(t->comm, stamp_of(t->head, BEFORE), stamp_of(t->head, AFTER), &s->ns);
+        const bool any = s->class < MK_PAIR_CLASSES;
+        int ret = !any ? MK_ERR_INVALID
+                       : mk_adapt.ops->between(t->comm, stamp_of(t->head, BEFORE), stamp_of(t->head, AFTER),
+                                               &s->ns);
         if (!ret && t->at[t->head].gemm)
             ret = mk_adapt.ops->between(t->comm, stamp_of(t->head, OF_GEMM), stamp_of(t->head, BEFORE),
                                         &s->gemm_ns);

@@ -386,7 +386,7 @@ void mk_setup_start(const struct mk_fuse_ops *ops, bool is_deterministic, bool g
     deterministic = is_deterministic;
     if (started)
         mine = ops->config, mine.graph_only = graph_only,
-        mine.timed = ops->stamp && !is_deterministic && !strcmp(settings.tuner, "on");
+        mine.timed = ops->stamp && !is_deterministic && !graph_only && !strcmp(settings.tuner, "on");
     pthread_mutex_unlock(&lock);
     if (started)
         mk_profile_request(MK_PROFILE_LIGHT);

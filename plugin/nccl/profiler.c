@@ -21,6 +21,7 @@
 #include "mk/shm.h"
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 extern MK_NCCL_EXPORT const struct mk_nccl_profiler_v6 ncclProfiler_v6;
@@ -184,10 +185,22 @@ static int above(void **handle)
     return MK_NCCL_SUCCESS;
 }
 
-static int api(void *ctx, void **handle, bool p2p_call)
+/* Those that have an operation number. From 2.29 on there are events for all-to-all, gather and scatter too, where the copy engine
+ * makes them. */
+static bool numbered(const char *func)
 {
-    mk_profile_api(ctx, p2p_call);
-    if (!p2p_call)
+    static const char *const funcs[] = {"AllReduce", "AllGather", "ReduceScatter", "Broadcast", "Reduce"};
+    for (size_t i = 0; func && i < sizeof(funcs) / sizeof(funcs[0]); i++)
+        if (!strcmp(func, funcs[i]))
+            return true;
+    return false;
+}
+
+/* func: NULL for send and receive. */
+static int api(void *ctx, void **handle, const char *func)
+{
+    mk_profile_api(ctx, !func);
+    if (numbered(func))
         mk_setup_profiled(ctx); /* interception's witness */
     return above(handle);
 }
@@ -273,8 +286,10 @@ static int start_v1(void *ctx, void **handle, struct mk_nccl_profiler_descr_v1 *
     KERNEL(d->kernelCh.pTimer);                                                                              \
     if (d->type == EVENT_GROUP_API)                                                                          \
         return above(handle);                                                                                \
-    if (d->type == EVENT_COLL_API || d->type == EVENT_P2P_API)                                               \
-    return api(ctx, handle, d->type == EVENT_P2P_API)
+    if (d->type == EVENT_COLL_API)                                                                           \
+        return api(ctx, handle, d->collApi.func ? d->collApi.func : "");                                     \
+    if (d->type == EVENT_P2P_API)                                                                            \
+    return api(ctx, handle, NULL)
 START(2, nMaxChannels, false, 0, HASH, PROXY)
 START(3, nMaxChannels, true, 0, HASH, KERNEL(0))
 START(4, nChannels, true, 0, NO_HASH, KERNEL(d->kernelCh.pTimer))

@@ -76,8 +76,9 @@ bool gpu_open(const char **why)
         *why = "no GPU";
         return false;
     }
-    const char *local = getenv("MK_LOCAL_RANK"); /* one GPU a rank where there are several */
-    DO(cuDeviceGet, (&dev, local ? atoi(local) % n : 0));
+    const char *rank =
+        getenv("MK_RANK"); /* one GPU a rank where there are several, as mkrun shares them out */
+    DO(cuDeviceGet, (&dev, rank ? atoi(rank) % n : 0));
     DO(cuDeviceGetName, (name, sizeof(name), dev));
     DO(cuDeviceGetAttribute, (&sms, 16, dev));
     DO(cuDevicePrimaryCtxRetain, (&ctx, dev));

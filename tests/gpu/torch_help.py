@@ -3,6 +3,7 @@
 """What the PyTorch programs of torch.sh share: one process a rank, the GPU shared by all. With TORCH_TEST_CPU=1 they run on the
 CPU over gloo, a graph's replay being the function once more: that finds errors of these programs, not of the library."""
 import faulthandler
+import gc
 import hashlib
 import importlib.util
 import os
@@ -199,5 +200,11 @@ def finish():
     for what, n in sorted(expected.items()):
         print(f"expect {what} {n}", file=sys.stderr, flush=True)
     print(f"rank {rank} of {ranks}: {len(failures)} failures\n", end="", flush=True)
+    if "torch._dynamo" in sys.modules:  # NCCL's destroy waits for the graphs that its collectives are in
+        torch._dynamo.reset()
+        trees = sys.modules.get("torch._inductor.cudagraph_trees")
+        if trees:
+            trees.reset_cudagraph_trees()
+    gc.collect()
     dist.destroy_process_group()
     sys.exit(1 if any(every) else 0)

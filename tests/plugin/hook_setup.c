@@ -239,6 +239,8 @@ static void loop(void)
         one_call(NCCL_BF16);
         if (prof.t.any && (mine->calls + me) % 3 == 0)
             prof_replay(&prof, &coll);
+        if (prof.t.any && (mine->calls + me) % 5 == 0)
+            prof_copied(&prof, "AlltoAll");
         if (is(AHEAD) && mine->calls == lead)
             __atomic_store_n(&shared->ahead, 1, __ATOMIC_RELEASE);
         if (!is(AHEAD) || mine->calls > lead)

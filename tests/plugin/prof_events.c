@@ -182,11 +182,32 @@ static void *coll(struct prof *p, const struct prof_coll *c, void *api, void *gr
     return start(p, &d);
 }
 
+/* The call itself, from version 5 on. */
+static void *call(struct prof *p, const char *func, void *parent)
+{
+    struct mk_nccl_profiler_descr_v6 d;
+    if (p->version < 5 || !wanted(p, COLL_API))
+        return NULL;
+    memset(&d, 0, sizeof(d));
+    d.type = BIT(COLL_API);
+    d.parentObj = parent;
+    d.rank = p->rank;
+    d.collApi.func = func;
+    return start(p, &d);
+}
+
+void prof_copied(struct prof *p, const char *func)
+{
+    void *group_api = p->version >= 5 ? plain(p, GROUP_API, NULL) : NULL;
+    stop(p, call(p, func, group_api));
+    stop(p, group_api);
+}
+
 void *prof_enqueue(struct prof *p, const struct prof_coll *c)
 {
     const bool api = p->version >= 5;
     void *group_api = api ? plain(p, GROUP_API, NULL) : NULL;
-    void *coll_api = api ? plain(p, COLL_API, group_api) : NULL;
+    void *coll_api = call(p, c->func, group_api);
     stop(p, coll_api); /* the API's event ends before the group is launched */
     state(p, group_api, 23, NULL);
     void *group = plain(p, GROUP, group_api);

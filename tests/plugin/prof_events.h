@@ -31,6 +31,8 @@ struct prof_coll {
 };
 /* What the user's thread does: API, group, collective, launch. Returns the collective's handle, NULL: not asked for. */
 void *prof_enqueue(struct prof *p, const struct prof_coll *c);
+/* NCCL from 2.29 on, where the copy engine makes an all-to-all, a gather or a scatter. */
+void prof_copied(struct prof *p, const char *func);
 /* What a thread of CUDA does when a graph is launched that the collective is in, and it goes over the network. */
 void prof_replay(struct prof *p, const struct prof_coll *c);
 /* The same for a send to `peer`. */
