@@ -100,6 +100,7 @@ void mk_pair_timed(struct mk_pair_agreed *a, uint64_t number, const struct mk_pa
 
 struct mk_pair_comm {
     bool used, graphs, asked_off;
+    bool witnessed; /* W in a row, once */
     struct mk_pair_agreed shared;
     uint64_t handle, id;
     uint32_t rank, nranks, serial, streak, seq;

@@ -226,12 +226,18 @@ static void tie(struct mk_pair *p, struct mk_pair_id *id, struct mk_pair_comm *c
         end_off(p, c, MK_PAIR_UNTIED, out);
         return;
     }
+    /* Some came while the profiler was idle on this rank: the others' numbers go on from more. */
+    if (id->profiled < c->number && !MUTANT(217)) {
+        end_off(p, c, MK_PAIR_UNSEEN, out);
+        return;
+    }
     id->tied = true;
     id->comm = mk_pair_ref_of(p, c);
     c->id = id->id;
     c->shared.state = MK_PAIR_TIED;
     c->number = c->hooked = c->profiled = id->profiled;
     c->streak = 1;
+    c->witnessed = c->streak >= p->options.witness;
 }
 
 static int profiled(struct mk_pair *p, const struct mk_pair_event *e, struct mk_pair_out *out)
@@ -253,6 +259,7 @@ static int profiled(struct mk_pair *p, const struct mk_pair_event *e, struct mk_
     c->profiled++;
     if (c->profiled <= c->hooked) {
         c->streak += c->profiled == c->hooked || c->streak > 0;
+        c->witnessed |= c->streak >= p->options.witness;
         return 0;
     }
     /* No hook saw this one. */
@@ -332,14 +339,19 @@ static int agreed(struct mk_pair *p, struct mk_pair_comm *c, const struct mk_pai
 {
     if (c->shared.state == MK_PAIR_AGREED || c->error)
         return MK_ERR_INVALID;
-    if (c->shared.state != MK_PAIR_TIED || (c->streak < p->options.witness && !MUTANT(211)) ||
-        config->nranks != c->nranks) {
+    /* One that was ready may have lost its witness since: then all agree on off again. */
+    if (c->shared.state != MK_PAIR_TIED || (!c->witnessed && !MUTANT(211)) || config->nranks != c->nranks) {
         mk_pair_fail(c, MK_ERR_INTERNAL, c->shared.state == MK_PAIR_TIED ? MK_PAIR_UNSEEN : MK_PAIR_UNTIED,
                      out);
         return 0;
     }
     c->shared.config = *config;
     c->shared.state = MK_PAIR_AGREED;
+    if (c->streak < p->options.witness && !MUTANT(218)) {
+        c->asked_off = true;
+        out->asks |= MK_PAIR_ASK_OFF;
+        out->comm = c->handle;
+    }
     return 0;
 }
 

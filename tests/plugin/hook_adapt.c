@@ -197,11 +197,12 @@ static void threads_have_their_own_groups(void)
 
 static void two_communicators(void)
 {
-    struct stand_comm other = {.rank = 0, .nranks = 4}, alone = {.rank = 0, .nranks = 1}, gone = {.error = 4};
+    struct stand_comm other = {.rank = 0, .nranks = 4}, nobody = other, alone = {.rank = 0, .nranks = 1},
+                      gone = {.error = 4};
     rank_agree();
     LEARN;
     rank_gemm(&r.s, c_mem);
-    rank_reduce(&other, &r.s, c_mem, c_mem, 32);
+    rank_reduce(&nobody, &r.s, c_mem, c_mem, 32);
     DID("G+room nccl rec G NCCL:not-ready");
     rank_agree_comm(&other, 77, &r.s);
     DID("nccl rec NCCL:not-ready");

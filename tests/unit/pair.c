@@ -36,6 +36,8 @@ static const struct {
                {214, "counts that are no multiple of the granule"},
                {215, "calls of a size class are counted"},
                {216, "a switch heard in the midst of the last call before another"},
+               {217, "calls that the profiler did not see before the tie"},
+               {218, "a witness that is lost before the agreement"},
                {221, "the weight in a site's key"},
                {222, "beta"},
                {223, "never, where the first call was too early"},

@@ -138,6 +138,48 @@ static void agreed_without_a_tie_or_a_witness_is_an_error(void **state)
     }
 }
 
+/* The profiler may have been idle on this rank alone: what it counted then is not what the others count. */
+static void calls_before_the_tie_that_nobody_saw(void **state)
+{
+    struct sim s;
+    (void)state;
+    sim_start(&s, NULL);
+    const struct mk_pair_gemm g = W1;
+    const struct mk_pair_coll c = sim_coll_of(0, &g);
+    sim_new(&s, 0);
+    s.profiled = false;
+    EXPECT(&s, sim_coll(&s, 0, &c), NCCL, NOT_READY);
+    s.profiled = true;
+    EXPECT(&s, sim_coll(&s, 0, &c), NCCL, NOT_READY);
+    EXPECT(&s, sim_coll(&s, 0, &c), NCCL, UNSEEN);
+    sim_end(&s);
+}
+
+/* Between this rank's word that it is ready and the others' answer: no error, all go back to NCCL together. */
+static void a_witness_lost_before_the_agreement(void **state)
+{
+    struct sim s;
+    (void)state;
+    sim_start(&s, NULL);
+    const struct mk_pair_gemm g = W1;
+    const struct mk_pair_coll c = sim_coll_of(0, &g);
+    struct mk_pair_event e = sim_comm_event(MK_PAIR_EV_COMM_AGREED, 0);
+    e.u.comm.config = sim_config();
+    sim_tied(&s, 0);
+    s.profiled = false;
+    EXPECT(&s, sim_coll(&s, 0, &c), NCCL, NOT_READY);
+    s.profiled = true;
+    EXPECT(&s, sim_coll(&s, 0, &c), NCCL, NOT_READY);
+    sim_step(&s, &e);
+    assert_int_equal(s.out.asks, MK_PAIR_ASK_OFF);
+    sim_switch(&s, 0, sim_number(&s, 0), MK_PAIR_FUSED);
+    EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, NO_GEMM);
+    sim_switch(&s, 0, sim_number(&s, 0), 0);
+    EXPECT(&s, sim_coll(&s, 0, &c), NCCL, SWITCHED_OFF);
+    assert_int_equal(sim_error(&s, 0), 0);
+    sim_end(&s);
+}
+
 static void unknown_and_nonblocking_communicators_are_nccls(void **state)
 {
     WITH_RANK;
@@ -423,6 +465,8 @@ int pair_rules_life(void)
         cmocka_unit_test(tied_neither_by_groups_nor_by_other_threads),
         cmocka_unit_test(tied_again_and_again),
         cmocka_unit_test(agreed_without_a_tie_or_a_witness_is_an_error),
+        cmocka_unit_test(calls_before_the_tie_that_nobody_saw),
+        cmocka_unit_test(a_witness_lost_before_the_agreement),
         cmocka_unit_test(unknown_and_nonblocking_communicators_are_nccls),
         cmocka_unit_test(setup_off_is_said),
         cmocka_unit_test(witness_has_to_see_w_in_a_row),
