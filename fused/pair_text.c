@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
 /* Words of the pair recogniser, for the log and for mkinfo --explain. */
+#include "mk/rival.h"
 #include "pair.h"
 #include <stdio.h>
 
@@ -117,4 +118,22 @@ int mk_pair_line(const struct mk_pair_event *e, const struct mk_pair_out *out, c
                                                              : "?",
                     (unsigned long long)e->u.coll.count, dtype_name(e->u.coll.dtype), site ? site : address,
                     mk_pair_act_name(out->act), key, why);
+}
+
+/* Not by %f, which writes what the program's locale wants. */
+static const char *us(uint64_t ns, char out[32])
+{
+    snprintf(out, 32, "%llu.%llu", (unsigned long long)(ns / 1000), (unsigned long long)(ns / 100 % 10));
+    return out;
+}
+
+int mk_rival_line(uint32_t class, const struct mk_rival_round *r, const void *comm, char *text, size_t bytes)
+{
+    char ours[32], nccl[32], gemm[32], together[32];
+    return snprintf(
+        text, bytes,
+        "fuse timed comm=0x%llx from=%llu ours=%s nccl=%s gemm=%s together=%s us: eager=%s captured=%s",
+        (unsigned long long)(uintptr_t)comm, 64ull << class, us(r->k_ns, ours), us(r->nccl_ns, nccl),
+        us(r->gemm_ns, gemm), us(r->pair_ns, together), r->eager ? "NCCL" : "ours",
+        r->captured ? "NCCL" : "ours");
 }

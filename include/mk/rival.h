@@ -38,5 +38,7 @@ void mk_rival_destroy(struct mk_rival *r);
 bool mk_rival_note(struct mk_rival *r, const struct mk_rival_sample *s, struct mk_rival_round *out);
 /* K was captured: together with its GEMM, or by itself. Where most are by themselves, later captures are judged so. */
 void mk_rival_captured(struct mk_rival *r, uint32_t class, bool overlapped);
+/* Its log line, which mkinfo --explain reads; returns its length as snprintf does. */
+int mk_rival_line(uint32_t class, const struct mk_rival_round *r, const void *comm, char *text, size_t bytes);
 /* MK_PAIR_FUSED, and the classes that are NCCL's. */
 uint64_t mk_rival_word(const struct mk_rival *r);

@@ -227,10 +227,48 @@ static int keep(struct mk_explain *e, const struct mk_explain_row *r, uint64_t p
     return 0;
 }
 
+static bool microseconds(struct cursor *c, const char *name, double *out)
+{
+    char text[24], *end;
+    if (!literal(c, name) || !word(c, ' ', text, sizeof(text)))
+        return false;
+    *out = strtod(text, &end);
+    return !*end && *out >= 0 && *out < 1e12;
+}
+
+static bool whose(struct cursor *c, const char *name, char stop, bool *nccl)
+{
+    char text[8];
+    if (!literal(c, name) || !word(c, stop, text, sizeof(text)))
+        return false;
+    *nccl = !strcmp(text, "NCCL");
+    return *nccl || !strcmp(text, "ours");
+}
+
+static bool timed(struct cursor *c, struct mk_explain *e)
+{
+    struct mk_explain_timed t;
+    uint64_t comm, from;
+    if (!literal(c, "comm=0x") || !number(c, ' ', 16, &comm) || !literal(c, "from=") ||
+        !number(c, ' ', 10, &from) || !microseconds(c, "ours=", &t.ours) ||
+        !microseconds(c, "nccl=", &t.nccl) || !microseconds(c, "gemm=", &t.gemm) ||
+        !microseconds(c, "together=", &t.together) || !literal(c, "us: ") ||
+        !whose(c, "eager=", ' ', &t.eager_nccl) || !whose(c, "captured=", '\0', &t.captured_nccl))
+        return false;
+    for (int i = 0; i < MK_PAIR_CLASSES; i++)
+        if (from == UINT64_C(64) << i) {
+            t.lines = plus(e->timed[i].lines, 1);
+            e->timed[i] = t;
+            return true;
+        }
+    return false;
+}
+
 /* Where "fuse WORD" begins; NULL: nowhere. */
 static const char *find_ours(const char *text, size_t bytes)
 {
-    static const char *const begins[] = {"fuse gemm ", "fuse comm=", "fuse total ", "fuse setup "};
+    static const char *const begins[] = {"fuse gemm ", "fuse comm=", "fuse total ", "fuse setup ",
+                                         "fuse timed "};
     for (size_t i = 0; i + 10 <= bytes; i++)
         if (text[i] == 'f' && !memcmp(text + i, "fuse ", 5) && (!i || text[i - 1] == ' '))
             for (size_t b = 0; b < sizeof(begins) / sizeof(begins[0]); b++)
@@ -257,7 +295,9 @@ int mk_explain_line(struct mk_explain *e, const char *text, size_t bytes, bool w
         ok = collective(&c, &r);
     } else {
         row = false;
-        ok = literal(&c, "fuse total ") ? total(&c, e) : literal(&c, "fuse setup ") && setup(&c, e);
+        ok = literal(&c, "fuse total ")   ? total(&c, e)
+             : literal(&c, "fuse timed ") ? timed(&c, e)
+                                          : literal(&c, "fuse setup ") && setup(&c, e);
     }
     e->ours += ok;
     e->damaged += !ok;

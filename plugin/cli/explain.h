@@ -23,6 +23,11 @@ struct mk_explain_row {
 struct mk_explain_setup { /* how set-up of communicators ended */
     uint64_t on, off[MK_PAIR_REASONS];
 };
+struct mk_explain_timed { /* of a size class, as last said; us */
+    uint64_t lines;
+    double ours, nccl, gemm, together; /* gemm 0: none right before it */
+    bool eager_nccl, captured_nccl;    /* whose it is from then on */
+};
 struct mk_explain {
     struct mk_explain_row
         *row; /* in the order of their first lines, rows of a site together after mk_explain_sort */
@@ -31,6 +36,7 @@ struct mk_explain {
     uint64_t totals;                                     /* lines of counters at exit */
     uint64_t act[MK_PAIR_ACTS], reason[MK_PAIR_REASONS]; /* calls by these; stop at UINT64_MAX */
     struct mk_explain_setup setup;
+    struct mk_explain_timed timed[MK_PAIR_CLASSES]; /* from 64 << i bytes on */
 };
 
 /* 0; SYSTEM: it cannot be read; NOMEM. The sentence begins with the path. */

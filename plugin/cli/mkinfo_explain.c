@@ -78,6 +78,30 @@ static void notes(const struct mk_explain *e)
     calls(e);
 }
 
+/* Calls that were timed both ways. */
+static int times(const struct mk_explain *e)
+{
+    struct mk_table *t = NULL;
+    int ret = 0;
+    for (int i = 0; i < MK_PAIR_CLASSES; i++) {
+        const struct mk_explain_timed *m = &e->timed[i];
+        if (!m->lines)
+            continue;
+        t = t ? t
+              : mk_table_new(
+                    ">sizes from|>ours us|>NCCL's us|>GEMM us|>overlapped, about|calls from now on|captured");
+        mk_table_row(t, "%llu|%.1f|%.1f|%.1f|%.1f|%s|%s", 64ull << i, m->ours, m->nccl, m->gemm, m->together,
+                     m->eager_nccl ? "NCCL" : "ours", m->captured_nccl ? "NCCL" : "ours");
+    }
+    if (t) {
+        printf("\ntimed against NCCL's, where it changed something (the last of each size; MK_TUNER=off: no "
+               "turns):\n");
+        ret = mk_table_print(t, stdout);
+        mk_table_free(t);
+    }
+    return ret;
+}
+
 static bool begins_site(const struct mk_explain *e, uint64_t i)
 {
     return !i || e->row[i].order != e->row[i - 1].order;
@@ -88,8 +112,10 @@ static int print(const struct mk_explain *e)
     struct mk_table *t = mk_table_new("call|size|type|from|decision|why|>processes|advice");
     for (uint64_t i = 0; i < e->nrows; i++)
         row(t, &e->row[i], begins_site(e, i));
-    const int ret = mk_table_print(t, stdout);
+    int ret = mk_table_print(t, stdout);
     mk_table_free(t);
+    if (!ret)
+        ret = times(e);
     if (ret) {
         mk_cli_say("%s", mk_last_error());
         return MK_EXIT_FAILED;
@@ -145,6 +171,22 @@ static void json_counts(struct mk_json *j, const struct mk_explain *e)
     for (uint32_t i = 0; i < MK_PAIR_REASONS; i++)
         if (e->setup.off[i])
             mk_json_int(j, mk_pair_reason_name(i), whole(e->setup.off[i]));
+    mk_json_end(j);
+    mk_json_array(j, "timed");
+    for (int i = 0; i < MK_PAIR_CLASSES; i++) {
+        const struct mk_explain_timed *m = &e->timed[i];
+        if (!m->lines)
+            continue;
+        mk_json_object(j, NULL);
+        mk_json_int(j, "from_bytes", whole(UINT64_C(64) << i));
+        mk_json_real(j, "ours_us", m->ours);
+        mk_json_real(j, "nccl_us", m->nccl);
+        mk_json_real(j, "gemm_us", m->gemm);
+        mk_json_real(j, "together_us", m->together);
+        mk_json_text(j, "eager", m->eager_nccl ? "NCCL" : "ours");
+        mk_json_text(j, "captured", m->captured_nccl ? "NCCL" : "ours");
+        mk_json_end(j);
+    }
     mk_json_end(j);
     mk_json_object(j, "calls");
     for (uint32_t i = 1; i < MK_PAIR_ACTS; i++)

@@ -6,6 +6,7 @@
  * touch them) and reads from a pipe until mkrun closes it, or dies in whatever way; then it ends the two and removes
  * their directory. A second pipe, which ends with the keeper, tells mkrun that all is gone. */
 #include "cli.h"
+#include "mk/param.h"
 #include "mk/shm.h"
 #include "mkrun.h"
 #include <errno.h>
@@ -260,7 +261,7 @@ void mkrun_gpus_stop(struct mkrun *r)
 /* Ranks take them in turns. By what the driver shows, since this process opens none. */
 static int gpus_here(void)
 {
-    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    const char *visible = mk_env("CUDA_VISIBLE_DEVICES");
     char name[32];
     int n = 0;
     if (visible && *visible) {

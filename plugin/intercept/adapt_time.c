@@ -153,13 +153,7 @@ static void propose(struct timed *t, const struct mk_rival_sample *s, const stru
     if (!mk_pair_comm(mk_adapt.pair, (uintptr_t)t->comm, &facts))
         return;
     mk_setup_wish(facts.id, facts.rank, mk_rival_word(t->rival));
-    snprintf(news->text, sizeof(news->text),
-             "fuse timed comm=%p sizes from %llu B: %.1f us ours, %.1f us NCCL's, GEMM before it %.1f us, "
-             "both overlapped about "
-             "%.1f us: from now on %s, captured %s",
-             t->comm, 64ull << s->class, (double)r->k_ns / 1e3, (double)r->nccl_ns / 1e3,
-             (double)r->gemm_ns / 1e3, (double)r->pair_ns / 1e3, r->eager ? "NCCL" : "ours",
-             r->captured ? "NCCL" : "ours");
+    mk_rival_line(s->class, r, t->comm, news->text, sizeof(news->text));
 }
 
 void mk_adapt_time_read(const void *comm, struct mk_adapt_news *news)

@@ -2,6 +2,7 @@
  * Copyright mKernel authors */
 /* Logs of interception: every line that the recogniser writes is read back as what it said; what is cut is not believed. */
 #include "explain.h"
+#include "mk/rival.h"
 #include "tests/plugin/check.h"
 #include <stdlib.h>
 #include <string.h>
@@ -97,6 +98,10 @@ static void check_others(void)
         "fuse setup id=0x1 rank=2 of 2: ON from=1",
         "fuse setup id=0x1 rank=1 of 2: OFF reason=",
         "fuse setup id=0x1 rank=1 of 2: MAYBE",
+        "fuse timed comm=0x1 from=65 ours=1.0 nccl=2.0 gemm=0.0 together=1.0 us: eager=ours captured=ours",
+        "fuse timed comm=0x1 from=64 ours=x nccl=2.0 gemm=0.0 together=1.0 us: eager=ours captured=ours",
+        "fuse timed comm=0x1 from=64 ours=1.0 nccl=-2.0 gemm=0.0 together=1.0 us: eager=ours captured=ours",
+        "fuse timed comm=0x1 from=64 ours=1.0 nccl=2.0 gemm=0.0 together=1.0 us: eager=mine captured=ours",
     };
     static const char *const foreign[] = {"",          "fuse",    "refuse gemm n=1", "a fuse is blown",
                                           "fuse gemm", "\xff\xfe"};
@@ -116,6 +121,25 @@ static void check_others(void)
     give(&e, "fuse setup id=0x1f rank=1 of 2: ON from=17");
     give(&e, "fuse setup id=0x1f rank=1 of 2: OFF reason=setup-timeout");
     CHECK(e.setup.on == 1 && e.setup.off[MK_PAIR_TIMEOUT] == 1, "set-up");
+    mk_explain_free(&e);
+}
+
+static void check_timed(void)
+{
+    struct mk_explain e;
+    const struct mk_rival_round round = {
+        .k_ns = 649812, .nccl_ns = 589850, .gemm_ns = 325200, .pair_ns = 691799, .eager = true};
+    memset(&e, 0, sizeof(e));
+    const size_t bytes = (size_t)mk_rival_line(19, &round, (void *)0x7f00deadbeef, text, sizeof(text));
+    for (size_t n = 0; n < bytes; n++)
+        CHECK(!mk_explain_line(&e, text, n, false) && !e.ours, "%.*s was believed", (int)n, text);
+    CHECK(!mk_explain_line(&e, text, bytes, true) && e.ours == 1 && !e.nrows, "%s", text);
+    const struct mk_explain_timed *t = &e.timed[19];
+    CHECK(t->lines == 1 && t->eager_nccl && !t->captured_nccl, "%s", text);
+    CHECK(t->ours == 649.8 && t->nccl == 589.8 && t->gemm == 325.2 && t->together == 691.7, "%s", text);
+    mk_rival_line(0, &(struct mk_rival_round){.captured = true}, NULL, text, sizeof(text));
+    give(&e, text);
+    CHECK(e.timed[0].lines == 1 && e.timed[0].captured_nccl && e.timed[0].ours == 0, "%s", text);
     mk_explain_free(&e);
 }
 
@@ -180,6 +204,7 @@ int main(void)
 {
     check_all();
     check_others();
+    check_timed();
     check_rows();
     check_noise();
     return bad;

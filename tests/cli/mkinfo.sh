@@ -133,6 +133,7 @@ explain_log() {
 [1] mkernel: INFO HOOK fuse comm=0x7f12 op=AllReduce n=65536 bf16 site=libtorch_cuda.so+0x12ab: OVERLAP proof=capture
 [0] mkernel: INFO HOOK fuse comm=0x5561 op=AllReduce n=7 fp32 site=lib|x.so+0x1: NCCL reason=dtype
 [0] mkernel: INFO HOOK fuse setup id=0xabc rank=0 of 2: ON from=40
+[0] mkernel: INFO HOOK fuse timed comm=0x5561 from=65536 ours=36.4 nccl=24.4 gemm=0.0 together=36.4 us: eager=NCCL captured=NCCL
 [0] mkernel: INFO HOOK fuse total reason=learning: 2
 [0] mkernel: INFO HOOK fuse total PLAIN: 2
 [0] mkernel: INFO HOOK fuse comm=0x5561 op=AllReduce n=65536 bf16 site=libt[1] loss 0.24
@@ -148,10 +149,11 @@ test_explain() {
     want_in out '^AllReduce  *65536  *bf16  *libtorch_cuda.so+0x12ab  *PLAIN  *learning  *2  *the first sighting'
     want_in out '^   *OVERLAP  *capture  *1  *overlaps with the GEMM'
     want_in out '^AllReduce  *7  *fp32  *lib?x.so+0x1  *NCCL  *dtype  *1  *only bf16 and fp16'
-    want_in out '^11 lines, 8 of interception, 1 cut or mixed'
+    want_in out '^12 lines, 9 of interception, 1 cut or mixed'
     want_in out '^set-up: on, 1 times'
     want_in out '^calls, from the counters at exit: PLAIN 2$'
     want_in out '^  2 learning: the first sighting'
+    want_in out '^ *65536  *36.4  *24.4  *0.0  *36.4  *NCCL  *NCCL'
     run --json j --explain log
     want_rc 0
     [ ! -s out ] || fail "a table beside JSON"
@@ -162,7 +164,8 @@ test_explain() {
 j = json.load(open("j"))
 assert [s["call"] for s in j["sites"]] == ["gemm", "AllReduce", "AllReduce"], j
 assert [d["decision"] for d in j["sites"][1]["decisions"]] == ["PLAIN", "OVERLAP"], j
-assert j["sites"][1]["decisions"][0]["processes"] == 2 and j["reasons"] == {"learning": 2}, j' || fail "JSON"
+assert j["sites"][1]["decisions"][0]["processes"] == 2 and j["reasons"] == {"learning": 2}, j
+assert j["timed"][0]["from_bytes"] == 65536 and j["timed"][0]["nccl_us"] == 24.4 and j["timed"][0]["eager"] == "NCCL", j' || fail "JSON"
     fi
     echo nothing >none
     run --explain none; want_rc 2; want_in err 'none: no line of interception'; [ ! -s out ] || fail "a table of nothing"
@@ -175,7 +178,7 @@ assert j["sites"][1]["decisions"][0]["processes"] == 2 and j["reasons"] == {"lea
     run --explain empty; want_rc 2
     head -c 3000000 /dev/zero >zeros
     explain_log >>zeros
-    run --explain zeros; want_rc 0; want_in out '^10 lines\|^11 lines' # the first line went with the zeros
+    run --explain zeros; want_rc 0; want_in out '^11 lines\|^12 lines' # the first line went with the zeros
     timeout 20 "$bin/mkinfo" --explain log >/dev/full 2>err; rc=$?
     want_rc 1; want_in err 'standard output: No space left'
 }
