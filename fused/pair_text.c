@@ -19,7 +19,7 @@ static const struct {
     [MK_PAIR_FUNCTION] = {"operator-not-built", "no fused operator for this function yet"},
     [MK_PAIR_OPERATOR] = {"operator", "only sums are fused"},
     [MK_PAIR_DTYPE] = {"dtype", "only bf16 and fp16 are fused"},
-    [MK_PAIR_COUNT] = {"count", "too small or too large for what was set up; see MK_WORKSPACE"},
+    [MK_PAIR_COUNT] = {"count", "a multiple of 64 elements, up to 1 GiB, is fused"},
     [MK_PAIR_P2P] = {"point-to-point", "send and receive are NCCL's"},
     [MK_PAIR_TIMEOUT] = {"setup-timeout", "a rank did not come to set-up; see MK_ROOT and MK_TIMEOUT"},
     [MK_PAIR_MEMBER] = {"member", "a rank runs without the plugin or with other settings"},

@@ -37,9 +37,9 @@
     X(loop_us, "MK_LOOP_US", USEC, "0", net, "latency added by the loop transport")                          \
     X(loop_hostile, "MK_LOOP_HOSTILE", INT, "0", net, "loop transport: seed of random delays and reordering within the declared order; 0: none") \
     X(nic, "MK_NIC", STR, "", net, "socket of mknic, which moves GPU memory for the loop transport; mkrun --gpus-shared sets it") \
-    X(chunk, "MK_CHUNK", SIZE, "256K", fused, "network chunk; equal on all ranks")                           \
+    X(chunk, "MK_CHUNK", SIZE, "256K", fused, "network chunk; equal on all ranks; on GPUs between nodes 2M where neither this nor MK_WORKSPACE is set")                           \
     X(batch, "MK_BATCH", INT, "8", net, "commands handed to the NIC in one go, 1 to 8")                      \
-    X(workspace, "MK_WORKSPACE", SIZE, "32M", fused, "staging memory of a communicator; equal on all ranks") \
+    X(workspace, "MK_WORKSPACE", SIZE, "32M", fused, "staging memory of a communicator; equal on all ranks; 64M with such chunks") \
     X(workspace_total, "MK_WORKSPACE_TOTAL", SIZE, "512M", fused, "staging memory of a process")             \
     X(r, "MK_R", INT, "16", fused, "blocks that may wait for remote data alone")                             \
     X(reserve_sms, "MK_RESERVE_SMS", INT, "-1", fused, "SMs left to others by operators whose compute needs remote input") \
@@ -51,8 +51,8 @@
     X(wire, "MK_WIRE", WORD, "auto", fused, "auto|fp32: type of node sums between nodes; auto: that of C")   \
     X(deterministic, "MK_DETERMINISTIC", BOOL, "0", fused, "1: no choice that could change bits between runs") \
     X(fuse, "MK_FUSE", WORD, "off", plugin, "off|graph|on: interception of GEMMs and their all-reduce, in CUDA graphs or everywhere") \
-    X(verify, "MK_VERIFY", BOOL, "0", plugin, "1: interception checks its proofs after the fact")            \
-    X(tuner, "MK_TUNER", WORD, "on", tuner, "off|observe|on: NCCL's tuner logs, or does, what all ranks agreed on; off: nothing is learned either")                                                \
+    X(verify, "MK_VERIFY", BOOL, "0", plugin, "1: interception checks its proofs after the fact; not built yet: nothing happens")            \
+    X(tuner, "MK_TUNER", WORD, "on", tuner, "off|observe|on: NCCL's tuner logs, or does, what all ranks agreed on; off: nothing is learned either; interception: on: calls are timed against NCCL's")                                                \
     X(tuner_file, "MK_TUNER_FILE", STR, "", tuner, "file of learned starting points")                        \
     X(profile, "MK_PROFILE", STR, "", plugin, "file of what NCCL's collectives take, for mkinfo --profile; %h host, %p process (added where %p is missing)") \
     X(shared_gpu, "MK_SHARED_GPU", BOOL, "0", fused, "1: several ranks may share one GPU")

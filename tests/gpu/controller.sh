@@ -1,8 +1,8 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 # Copyright mKernel authors
-# tests/gpu/controller.sh BUILD PART [ARGUMENT...]: GEMM+AllReduce under the controller (MK_COMM_BLOCKS=-1), all ranks on one
-# GPU. Each program ends within LIMIT seconds (60).
+# tests/gpu/controller.sh BUILD PART [ARGUMENT...]: GEMM+AllReduce under the controller (MK_COMM_BLOCKS=-1), the ranks
+# sharing the GPUs. Each program ends within LIMIT seconds (60).
 #   right [TOPOLOGY...]   results as tests/gpu/gemm_ar.sh checks them, SHAPES (12) and CALLS (300), KINDS of kernels; the same bits
 #                         with fixed budgets; launches have taught something
 #   cost [OPTION...]      the controller's work at a fixed number of blocks against none, 2x1 or TOPOLOGY; mkbench's options
