@@ -185,9 +185,9 @@ struct facts {
 };
 
 /* How a communicator is made. */
-enum { MAY_GPU = 1 };
+enum { MAY_GPU = 1, FOR_PAIRS = 2 };
 
-/* Chunks between nodes on GPUs, where MK_CHUNK and MK_WORKSPACE are not set: the network takes larger ones at a higher rate, and a
+/* Chunks between nodes, on GPUs and for interception, where MK_CHUNK and MK_WORKSPACE are not set: the network takes larger ones at a higher rate, and a
  * call of few bytes has smaller ones (plan.c). */
 #define FAR_CHUNK ((uint64_t)2 << 20)
 #define FAR_WORKSPACE ((uint64_t)64 << 20)
@@ -196,7 +196,7 @@ static int exchange_facts(struct mk_comm *comm, unsigned how)
 {
     struct mk_settings *s = &comm->settings;
     const int gpu = how & MAY_GPU ? mk_gpu_wanted() : 0;
-    const bool far = gpu > 0 && !mk_env("MK_CHUNK") && !mk_env("MK_WORKSPACE");
+    const bool far = (gpu > 0 || how & FOR_PAIRS) && !mk_env("MK_CHUNK") && !mk_env("MK_WORKSPACE");
     const uint64_t far_chunk = far ? FAR_CHUNK : s->chunk, far_workspace = far ? FAR_WORKSPACE : s->workspace;
     struct facts mine, *all = calloc((size_t)comm->nranks, sizeof(*all));
     struct mk_place *places = calloc((size_t)comm->nranks, sizeof(*places));
@@ -395,7 +395,7 @@ int mk_comm_init_name(mk_comm_t *comm, uint64_t name, int nranks, int rank, bool
         ret = load_settings(&s, NULL);
     if (!ret && nranks > 1)
         ret = mk_boot_init_name_while(&s, name, nranks, rank, go_on, ctx, &boot);
-    return ret ? ret : comm_create(&s, boot, nranks, rank, MAY_GPU, comm);
+    return ret ? ret : comm_create(&s, boot, nranks, rank, MAY_GPU | FOR_PAIRS, comm);
 }
 
 int mk_comm_init_allgather(mk_comm_t *comm, int nranks, int rank,

@@ -74,6 +74,8 @@ static int set_up(struct job *j, int rank)
     } else {
         mk_comm_info(comm, &info);
         ret = strcmp(info.gemm, "GPU") ? 22 : 0;
+        if (!ret && info.chunk != (j->nodes > 1 ? 2u << 20 : 256u << 10)) /* the network takes large ones */
+            ret = 23;
         mk_comm_destroy(comm);
     }
     job_stage(j, rank, DESTROYED);
