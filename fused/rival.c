@@ -27,7 +27,6 @@ struct mk_rival {
         struct mk_choose_times times;
         uint64_t gemm[MK_CHOOSE_ROUND], g[MK_CHOOSE_ROUND], window[MK_CHOOSE_ROUND];
         int gemms, score;
-        uint64_t round;
         uint32_t overlapped, plain; /* captured */
     } class[MK_PAIR_CLASSES];
 };
@@ -104,10 +103,8 @@ bool mk_rival_note(struct mk_rival *r, const struct mk_rival_sample *s, struct m
     mk_choose_way(s->nth, s->now, &choice);
     if (!choice.in_round || choice.way != s->nccl)
         return false; /* no turn of a round */
-    if (c->round != choice.round) {
-        c->round = choice.round;
+    if (c->times.round != choice.round)
         c->gemms = 0;
-    }
     if (s->gemm_ns && c->gemms < MK_CHOOSE_ROUND) {
         c->gemm[c->gemms] = s->gemm_ns;
         with_room(&r->share, s->gemm_ns, s->tiles, &c->g[c->gemms], &c->window[c->gemms]);

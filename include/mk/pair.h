@@ -127,7 +127,7 @@ enum mk_pair_event_kind {
     /* of communicators */
     MK_PAIR_EV_COMM_NEW,
     MK_PAIR_EV_COMM_ID,     /* the profiler's init */
-    MK_PAIR_EV_PROFILED,    /* the profiler saw a collective (not send or receive) */
+    MK_PAIR_EV_PROFILED,    /* the profiler was told of a call of a collective (not send or receive) */
     MK_PAIR_EV_COMM_OFF,    /* set-up ended 'off' on all ranks */
     MK_PAIR_EV_COMM_AGREED, /* set-up ended well on all ranks; nothing is fused before the first SWITCH */
     MK_PAIR_EV_COMM_SWITCH, /* from operation `number` on the state word is `word` */

@@ -175,6 +175,12 @@ int mk_settings_load(struct mk_settings *out, bool strict)
                              (long long)s.threads);
     if (s.r < 1)
         return mk_fail_quiet(MK_ERR_INVALID, "setting MK_R=%lld is not at least 1", (long long)s.r);
+    if (s.blocks < 0 || s.blocks > INT32_MAX)
+        return mk_fail_quiet(MK_ERR_INVALID, "setting MK_BLOCKS=%lld is no number of blocks",
+                             (long long)s.blocks);
+    if (s.comm_blocks < -1 || s.comm_blocks > INT32_MAX)
+        return mk_fail_quiet(MK_ERR_INVALID, "setting MK_COMM_BLOCKS=%lld is no number of blocks, nor -1",
+                             (long long)s.comm_blocks);
     if (s.timeout < 0.1)
         return mk_fail_quiet(MK_ERR_INVALID, "setting MK_TIMEOUT=%g is not at least 0.1 seconds", s.timeout);
     const int ret = check_unknown(strict);

@@ -49,6 +49,12 @@ static void malformed(void **state)
     expect("MK_THREADS", "2x", MK_ERR_INVALID);
     expect("MK_BATCH", "9", MK_ERR_INVALID);
     expect("MK_DEVICES", "17", MK_ERR_INVALID);
+    expect("MK_BLOCKS", "0", 0);
+    expect("MK_BLOCKS", "-1", MK_ERR_INVALID);
+    expect("MK_BLOCKS", "4294967297", MK_ERR_INVALID);
+    expect("MK_COMM_BLOCKS", "-1", 0);
+    expect("MK_COMM_BLOCKS", "-2", MK_ERR_INVALID);
+    expect("MK_COMM_BLOCKS", "4294967297", MK_ERR_INVALID);
     expect("MK_QPS", "0", MK_ERR_INVALID);
     expect("MK_QPS", "9", MK_ERR_INVALID);
     expect("MK_NO_SUCH", "1", MK_ERR_INVALID);
