@@ -6,6 +6,10 @@
 #include "mk/err.h"
 #include <string.h>
 
+#define PIECE_BYTES 1048576 /* a task on half of it costs a GPU 20 us, 9 of them whatever its size */
+#define PIECE_ROWS 8
+#define PIECES_LOG2_MAX 3
+
 /* Bytes from the first to one past the last element of rows x cols with row stride ld; false: overflows. */
 static bool extent(int64_t rows, int64_t cols, int64_t ld, size_t elem, size_t *bytes)
 {
@@ -159,6 +163,16 @@ static void choose_chunk_gpu(const struct mk_rings *r, size_t elem, struct mk_gr
         g->chunk_n = (g->chunk_n / 2 + 63) / 64 * 64;
 }
 
+/* As many pieces as are worth a task of their own (PIECE_BYTES) and have some rows each. */
+static void choose_pieces(size_t elem, struct mk_grid *g)
+{
+    const int64_t bytes = (int64_t)g->chunk_m * g->chunk_n * (int64_t)elem;
+    g->pieces_log2 = 0;
+    while (g->pieces_log2 < PIECES_LOG2_MAX && bytes >> (g->pieces_log2 + 1) >= PIECE_BYTES &&
+           g->chunk_m >> (g->pieces_log2 + 1) >= PIECE_ROWS)
+        g->pieces_log2++;
+}
+
 static uint64_t mix(uint64_t h, uint64_t v)
 {
     h ^= v;
@@ -211,6 +225,7 @@ int mk_plan_build(const struct mk_rings *rings, bool wire_fp32, bool gpu, const 
         choose_chunk_gpu(rings, elem, &ar->grid);
     else if (c->m && c->n)
         choose_chunk(rings, elem, &ar->grid);
+    choose_pieces(elem, &ar->grid);
     mk_grid_count(&ar->grid);
     ar->signature = signature(ar, c);
     return 0;

@@ -37,12 +37,14 @@ static int min_int(int a, int b)
 }
 
 /* Blocks that prefer communication: the caller's wish, or a quarter, at most R; one block at least computes to the
- * end. */
+ * end. Two nodes of one rank each have the least to do (a copy and an addition by the memory a chunk): an eighth. */
 static void choose_budget(const struct mk_comm *comm, struct mk_ar *ar)
 {
     const struct mk_settings *s = &comm->settings;
     const int r = min_int((int)s->r, ar->blocks / 2);
-    int budget = s->comm_blocks > 0 ? (int)s->comm_blocks : min_int(ar->blocks / 4, r);
+    const bool least = ar->rings.topo.nnodes == 2 && ar->rings.topo.nlocal == 1;
+    int budget =
+        s->comm_blocks > 0 ? (int)s->comm_blocks : min_int(least ? (ar->blocks + 4) / 8 : ar->blocks / 4, r);
     budget = min_int(budget, ar->blocks - 1);
     if (ar->skip_comm || mk_ar_alone(ar))
         budget = 0;

@@ -14,6 +14,9 @@
  *   HDR_OUT, HDR_IN   launch headers {epoch, signature} to and from each direct peer; nothing of a peer is used
  *                     before its header matched
  *
+ * A task on a chunk (PUSH to BCAST) is one for each of its pieces (sched/chunk.h); the block that ends the last one of
+ * them tells what is to be told of the chunk.
+ *
  * Order and deadlock. Every queue (task kind, peer) hands out its chunks in chunk order, a task is claimed only when
  * its inputs are here and all its output slots are granted, nothing is held while waiting. So the first chunk in
  * the order that is unfinished anywhere always has its slots granted: everything before it in each of its rings is
@@ -44,6 +47,7 @@ enum mk_ar_kind {
     MK_AR_LATENCY = 10, /* the latency path's sum: no queue, ops/gemm_ar_ll_do.h */
     MK_AR_KINDS = 11
 };
+#define MK_AR_CHUNK_KINDS 5 /* PUSH to BCAST */
 
 /* State of a communicator on its device: read and written by the blocks of this rank only (gpu scope). */
 struct mk_ar_state {
@@ -52,14 +56,16 @@ struct mk_ar_state {
     uint64_t pos_out[MK_CLASSES][MK_MAX_PEERS];
     uint64_t release[MK_CLASSES]
                     [MK_MAX_PEERS]; /* in-rings: {done bits 32, low half of the consumed position 32} */
-    uint64_t queue[MK_AR_KINDS][MK_MAX_PEERS];   /* {tag, next item} */
-    uint64_t headers;                            /* {tag, how many peers' headers matched} */
-    uint64_t sum_ready[MK_RING_MAX_SLOTS];       /* D = 2: position + 1 of the node sum in this out slot */
-    uint64_t sum_used[MK_RING_MAX_SLOTS];        /* D = 2: position + 1 that REDUCE has read from it */
-    uint64_t tickets, helpers, left;             /* {tag, count} */
-    uint64_t ll_pos;                             /* of the next launch on the latency path, as pos_in */
-    uint64_t progress_ns;                        /* when a task last finished (relaxed) */
-    uint64_t forward;                            /* GPU: {ns of the last pass 63, a pass is under way 1} */
+    uint64_t queue[MK_AR_KINDS][MK_MAX_PEERS]; /* {tag, next item} */
+    uint64_t headers;                          /* {tag, how many peers' headers matched} */
+    uint64_t sum_ready[MK_RING_MAX_SLOTS];     /* D = 2: position + 1 of the node sum in this out slot */
+    uint64_t sum_used[MK_RING_MAX_SLOTS];      /* D = 2: position + 1 that REDUCE has read from it */
+    uint64_t pieces[MK_AR_CHUNK_KINDS][MK_MAX_PEERS]
+                   [MK_RING_MAX_SLOTS]; /* {low half of a chunk's position, its pieces that are done} */
+    uint64_t tickets, helpers, left;    /* {tag, count} */
+    uint64_t ll_pos;                    /* of the next launch on the latency path, as pos_in */
+    uint64_t progress_ns;               /* when a task last finished (relaxed) */
+    uint64_t forward;                   /* GPU: {ns of the last pass 63, a pass is under way 1} */
     struct mk_ar_ctl control[MK_AR_CTL_CLASSES]; /* by shape class, as the host numbers them */
 };
 
@@ -107,18 +113,21 @@ struct mk_ar {
 
 struct mk_task {
     int32_t kind;
-    int32_t peer;   /* local rank or node of the queue; 0 where there is one queue */
-    uint32_t item;  /* number within the queue */
-    uint32_t chunk; /* or tile */
-    uint32_t owned; /* number among the chunks of the chunk's local owner */
-    uint64_t seen;  /* the queue's word when the task was looked at */
+    int32_t peer;    /* local rank or node of the queue; 0 where there is one queue */
+    uint32_t number; /* within the queue */
+    uint32_t item;   /* the same, pieces of a chunk being one */
+    uint32_t piece;  /* of the chunk */
+    uint32_t chunk;  /* or tile */
+    uint32_t owned;  /* number among the chunks of the chunk's local owner */
+    uint64_t seen;   /* the queue's word when the task was looked at */
 };
 
 /* The payload part of a task on a chunk; the tile side does it in one function (mk_tile_op), so that the machine code
  * of sums and copies exists once. Reads either one slot (from), or C (from NULL, sum 0), or sums. */
 enum mk_op_sum { MK_OP_COPY = 0, MK_OP_NODE_SUM = 1, MK_OP_TOTAL = 2 };
 struct mk_op {
-    struct mk_rect r;
+    struct mk_rect r;    /* the piece */
+    uint32_t skip;       /* elements of the chunk before it: so far into every slot, which are the chunk's */
     int32_t sum;         /* enum mk_op_sum; TOTAL applies the epilogue */
     int32_t wire;        /* `to` takes the wire type */
     int32_t to_c;        /* the result goes to C too */
@@ -156,8 +165,14 @@ MK_DEV bool mk_ar_alone(const struct mk_ar *ar)
     return ar->rings.topo.nnodes == 1 && ar->rings.topo.nlocal == 1;
 }
 
-/* How many items the queue (kind, peer) has in this launch. Positions of rings advance by these numbers too. */
-MK_DEV uint32_t mk_ar_items(const struct mk_ar *ar, int kind, int32_t peer)
+MK_DEV bool mk_ar_on_chunks(int kind)
+{
+    return kind >= MK_AR_PUSH && kind <= MK_AR_BCAST;
+}
+
+/* How many tiles, chunks or headers the queue (kind, peer) has in this launch. Positions of rings advance by these numbers
+ * too. */
+MK_DEV uint32_t mk_ar_things(const struct mk_ar *ar, int kind, int32_t peer)
 {
     const struct mk_topo *t = &ar->rings.topo;
     const uint32_t chunks = mk_chunks(&ar->grid);
@@ -184,6 +199,11 @@ MK_DEV uint32_t mk_ar_items(const struct mk_ar *ar, int kind, int32_t peer)
         return 1; /* headers */
     }
 }
+/* How many tasks it hands out. */
+MK_DEV uint32_t mk_ar_items(const struct mk_ar *ar, int kind, int32_t peer)
+{
+    return mk_ar_things(ar, kind, peer) << (mk_ar_on_chunks(kind) ? ar->grid.pieces_log2 : 0);
+}
 /* Which peers the queues of a kind have: 'l' the other local ranks, 'n' the other nodes, '1' a single queue. */
 MK_DEV char mk_ar_fan(int kind)
 {
@@ -204,12 +224,17 @@ MK_DEV char mk_ar_fan(int kind)
 }
 
 /* Node owner matters for D > 2 only: item j of node owner e is owned chunk e + D*j. */
-MK_DEV void mk_ar_locate(const struct mk_ar *ar, int kind, int32_t peer, uint32_t item, struct mk_task *task)
+MK_DEV void mk_ar_locate(const struct mk_ar *ar, int kind, int32_t peer, uint32_t number,
+                         struct mk_task *task)
 {
     const struct mk_topo *t = &ar->rings.topo;
+    const int32_t log2 = mk_ar_on_chunks(kind) ? ar->grid.pieces_log2 : 0;
+    const uint32_t item = number >> log2;
     task->kind = kind;
     task->peer = peer;
+    task->number = number;
     task->item = item;
+    task->piece = number - (item << log2);
     task->owned = item;
     task->chunk = item;
     if (kind == MK_AR_TILE)

@@ -173,17 +173,20 @@ MK_DEV void mk_ar_publish_tile(const struct mk_ar *ar, const struct mk_ar_block 
         mk_count_add(&ar->tile_flag[tile], blk->tag, ar->tile_parts);
 }
 
-MK_DEV uint64_t mk_ar_bytes(const struct mk_rect *r, uint32_t elem)
+MK_DEV uint64_t mk_ar_bytes(const struct mk_ar *ar, uint32_t chunk, uint32_t elem)
 {
-    return (uint64_t)r->rows * (uint64_t)r->cols * elem;
+    const struct mk_rect r = mk_chunk_rect(&ar->grid, chunk);
+    return (uint64_t)r.rows * (uint64_t)r.cols * elem;
 }
 
-/* Reads and writes of a chunk task; p: the position of the ring that it belongs to. */
+/* Reads and writes of a chunk task. Returns the chunk's position in the ring that it belongs to: the out-ring, or an in-ring
+ * that it reads. The slot there is no other chunk's of the same queue until all its pieces are done. */
 MK_DEV uint64_t mk_ar_op(const struct mk_ar *ar, const struct mk_task *t, struct mk_op *op)
 {
     const struct mk_topo *tp = &ar->rings.topo;
     uint64_t p = 0;
     op->r = mk_chunk_rect(&ar->grid, t->chunk);
+    op->skip = (uint32_t)mk_piece_rect(&ar->grid, t->piece, &op->r) * (uint32_t)op->r.cols;
     op->sum = MK_OP_COPY;
     op->wire = op->to_c = op->to_peers = op->to_result = 0;
     op->from = (const uint8_t *)0;
@@ -203,6 +206,10 @@ MK_DEV uint64_t mk_ar_op(const struct mk_ar *ar, const struct mk_task *t, struct
         op->sum = MK_OP_TOTAL;
         op->to_c = op->to_peers = 1;
         op->to_result = tp->nnodes > 2;
+        if (tp->nnodes > 1)
+            p = mk_ar_pos_in(ar, MK_CLASS_SUM, mk_peer_of_index(tp->node, 0), t->item);
+        else if (tp->nlocal > 1)
+            p = mk_ar_pos_in(ar, MK_CLASS_PARTIAL, mk_peer_of_index(tp->local, 0), t->item);
         break;
     case MK_AR_RESULT:
         p = mk_ar_pos_in(ar, MK_CLASS_RESULT, t->peer, t->item);
@@ -219,7 +226,7 @@ MK_DEV uint64_t mk_ar_op(const struct mk_ar *ar, const struct mk_task *t, struct
 }
 
 /* One lane, after REDUCE: the result to the other nodes (D > 2), and everything read is given back. */
-MK_DEV void mk_ar_finish_reduce(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_op *op)
+MK_DEV void mk_ar_finish_reduce(const struct mk_ar *ar, const struct mk_ar_block *blk)
 {
     const struct mk_task *t = &blk->task;
     const struct mk_topo *tp = &ar->rings.topo;
@@ -229,7 +236,7 @@ MK_DEV void mk_ar_finish_reduce(const struct mk_ar *ar, const struct mk_ar_block
             continue;
         if (tp->nnodes > 2)
             mk_ar_send(ar, blk, MK_CLASS_RESULT, e, mk_ar_pos_out(ar, MK_CLASS_RESULT, e, t->item),
-                       mk_ar_bytes(&op->r, mk_elem_bytes(ar->dtype)), t->chunk);
+                       mk_ar_bytes(ar, t->chunk, mk_elem_bytes(ar->dtype)), t->chunk);
         mk_ar_release_one(ar, blk, MK_CLASS_SUM, e, mk_ar_pos_in(ar, MK_CLASS_SUM, e, t->item));
     }
     if (tp->nnodes == 2) {
@@ -238,7 +245,24 @@ MK_DEV void mk_ar_finish_reduce(const struct mk_ar *ar, const struct mk_ar_block
     }
 }
 
-/* One lane: what others wait for after a chunk task. p: the position of the ring that it belongs to. */
+/* One lane, the block's reads and writes for a piece being over: was it the chunk's last piece? What the other blocks read
+ * and wrote for the chunk is then before what this lane does next (acquire, release: gpu). p: of mk_ar_op. */
+MK_DEV bool mk_ar_last_piece(const struct mk_ar *ar, const struct mk_task *t, uint64_t p)
+{
+    const struct mk_rings *r = &ar->rings;
+    const int kind = t->kind - MK_AR_PUSH;
+    const int32_t log2 = ar->grid.pieces_log2;
+    if (!log2 || mk_ar_alone(ar)) /* alone: nobody is told */
+        return true;
+    const int cls = t->kind == MK_AR_PUSH     ? MK_CLASS_PARTIAL
+                    : t->kind == MK_AR_RESULT ? MK_CLASS_RESULT
+                    : t->kind == MK_AR_BCAST  ? MK_CLASS_BCAST
+                    : r->topo.nnodes > 1      ? MK_CLASS_SUM
+                                              : MK_CLASS_PARTIAL;
+    uint64_t *word = &ar->state->pieces[kind][t->peer][mk_slot_of(r->slots[cls], p)];
+    return mk_count_add(word, (uint32_t)p, 1) + 1 == 1u << log2;
+}
+/* One lane: what others wait for after a chunk task. p: of mk_ar_op. */
 MK_DEV void mk_ar_post_chunk(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_op *op,
                              uint64_t p)
 {
@@ -252,10 +276,10 @@ MK_DEV void mk_ar_post_chunk(const struct mk_ar *ar, const struct mk_ar_block *b
         if (ar->rings.topo.nnodes == 2)
             mk_post_gpu_u64(&ar->state->sum_ready[mk_slot_of(ar->rings.slots[MK_CLASS_SUM], p)], p + 1);
         mk_ar_send(ar, blk, MK_CLASS_SUM, t->peer, p,
-                   mk_ar_bytes(&op->r, ar->wire_fp32 ? 4 : mk_elem_bytes(ar->dtype)), t->chunk);
+                   mk_ar_bytes(ar, t->chunk, ar->wire_fp32 ? 4 : mk_elem_bytes(ar->dtype)), t->chunk);
     }
     if (t->kind == MK_AR_REDUCE)
-        mk_ar_finish_reduce(ar, blk, op);
+        mk_ar_finish_reduce(ar, blk);
     if (t->kind == MK_AR_SUM || (t->kind == MK_AR_REDUCE && ar->rings.topo.nnodes != 2))
         mk_ar_release_partials(ar, blk, t->owned);
     if (op->from)
@@ -269,10 +293,11 @@ MK_DEV void mk_ar_do_chunk(const struct mk_ar *ar, const struct mk_ar_block *blk
     if (mk_lane() == 0 && blk->task.kind == MK_AR_PUSH)
         mk_ar_post_local(ar, MK_CLASS_PARTIAL, blk->task.peer, p);
 #endif
-    mk_tile_op(ar, blk, &op);
+    if (op.r.rows)
+        mk_tile_op(ar, blk, &op);
     mk_fence_async();
     mk_block_sync(); /* the block's reads and writes are over */
-    if (mk_lane() == 0)
+    if (mk_lane() == 0 && mk_ar_last_piece(ar, &blk->task, p))
         mk_ar_post_chunk(ar, blk, &op, p);
 }
 
@@ -331,7 +356,7 @@ MK_DEV uint32_t mk_ar_count_out(const struct mk_ar *ar, int cls, int32_t peer)
     case MK_CLASS_BCAST:
         return mine;
     case MK_CLASS_SUM:
-        return mk_ar_items(ar, MK_AR_SUM, peer);
+        return mk_ar_things(ar, MK_AR_SUM, peer);
     case MK_CLASS_RESULT:
         return t->nnodes > 2 ? mk_owned_by_node(t, mine, t->node) : 0;
     default:
@@ -353,7 +378,7 @@ MK_DEV uint32_t mk_ar_count_in(const struct mk_ar *ar, int cls, int32_t peer)
     case MK_CLASS_SUM:
         return t->nnodes == 2 ? mine : mk_owned_by_node(t, mine, t->node);
     case MK_CLASS_RESULT:
-        return mk_ar_items(ar, MK_AR_RESULT, peer);
+        return mk_ar_things(ar, MK_AR_RESULT, peer);
     default:
         return 1;
     }

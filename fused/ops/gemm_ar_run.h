@@ -236,15 +236,15 @@ MK_DEV bool mk_ar_claim(const struct mk_ar *ar, struct mk_ar_block *blk, const s
 {
     uint64_t *word = &ar->state->queue[t->kind][t->peer];
     uint64_t seen = t->seen;
-    uint32_t item = t->item;
+    uint32_t number = t->number;
     MK_ROLLED
-    while (item < t->item + (uint32_t)n) {
-        if (mk_count_claim(word, blk->tag, item, seen)) {
-            mk_ar_locate(ar, t->kind, t->peer, item, &blk->task);
+    while (number < t->number + (uint32_t)n) {
+        if (mk_count_claim(word, blk->tag, number, seen)) {
+            mk_ar_locate(ar, t->kind, t->peer, number, &blk->task);
             return true;
         }
         seen = mk_peek_gpu_u64(word);
-        item = mk_count_of(seen, blk->tag);
+        number = mk_count_of(seen, blk->tag);
     }
     return false;
 }
@@ -351,7 +351,7 @@ MK_DEV void mk_ar_enter(const struct mk_ar *ar, struct mk_ar_block *blk)
     blk->epoch = mk_peek_gpu_u64(&ar->state->epoch);
     blk->tag = (uint32_t)blk->epoch;
     blk->ticket = mk_count_add_seen(&ar->state->tickets, blk->tag, 1, seen);
-    blk->prefers_comm = (int32_t)blk->ticket + ar->budget >= ar->blocks;
+    blk->prefers_comm = (int32_t)blk->ticket < ar->budget; /* those that are there for certain: mk_ctl_role */
     blk->helping = 0;
     blk->headed = 0;
     blk->tiles = 0;

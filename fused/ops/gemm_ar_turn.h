@@ -153,7 +153,8 @@ MK_DEV void mk_ar_ctl_sample(const struct mk_ar *ar, const struct mk_ar_block *b
     }
     s->off = off - c->base.off;
     s->bytes = (uint64_t)s->done[MK_CTL_COMM] * (uint32_t)g->chunk_m * (uint32_t)g->chunk_n *
-               mk_elem_bytes(ar->dtype); /* chunks at the edges count as whole ones */
+                   mk_elem_bytes(ar->dtype) >>
+               g->pieces_log2; /* chunks at the edges count as whole ones */
     s->units = mk_count_of(came, blk->tag);
 }
 /* A step, if one is due and nobody else is at it. Returns the target's word. */

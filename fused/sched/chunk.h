@@ -6,7 +6,11 @@
  * Both are numbered row band by row band; COMPUTE takes tiles in groups of `bands` row bands, within a group column
  * by column (blocks that run together then share operands in the cache), and a plan whose chunks are that high makes
  * it finish them in the order in which the wire visits them. Chunk c belongs to local rank c mod G, and there to node (c / G) mod D. The i-th chunk of local owner o
- * is o + G*i; of these, the j-th of node owner e is i = e + D*j. */
+ * is o + G*i; of these, the j-th of node owner e is i = e + D*j.
+ *
+ * A chunk is sent as one message, but worked on in pieces of some of its rows, by as many blocks: a message as large as
+ * the NIC likes would take one block so long that the first arrives late, and out of turn. Pieces are each rank's own
+ * affair. */
 #pragma once
 #include "sched/rings.h"
 
@@ -14,7 +18,8 @@ struct mk_grid {
     int64_t m, n;
     int32_t tile_m, tile_n;
     int32_t chunk_m, chunk_n;
-    int32_t bands; /* row bands of tiles that COMPUTE has open at a time; 0 is 1 */
+    int32_t bands;       /* row bands of tiles that COMPUTE has open at a time; 0 is 1 */
+    int32_t pieces_log2; /* a chunk is worked on in so many pieces */
     /* counts, from the above by mk_grid_count: divisions are dear for one lane of a GPU */
     uint32_t tile_rows, tile_cols, chunk_rows, chunk_cols;
     int32_t tile_m_log2, tile_n_log2; /* -1: no power of two */
@@ -85,6 +90,16 @@ MK_DEV uint32_t mk_chunks(const struct mk_grid *g)
 MK_DEV struct mk_rect mk_chunk_rect(const struct mk_grid *g, uint32_t chunk)
 {
     return mk_grid_rect(g, g->chunk_m, g->chunk_n, g->chunk_cols, chunk);
+}
+/* Makes of a chunk's rectangle that of its piece number `piece`, which has no rows where the matrix ended before. Returns
+ * how many rows of the chunk come before it. */
+MK_DEV int32_t mk_piece_rect(const struct mk_grid *g, uint32_t piece, struct mk_rect *r)
+{
+    const int32_t most = (g->chunk_m + (1 << g->pieces_log2) - 1) >> g->pieces_log2;
+    const int32_t before = (int32_t)piece * most, left = r->rows - before;
+    r->row += before;
+    r->rows = left < 0 ? 0 : left < most ? left : most;
+    return before;
 }
 
 /* How many chunks local owner o has. */

@@ -4,9 +4,9 @@
  * shared memory that the compute pipeline does not use meanwhile, threads add in registers, bulk copies take the result
  * away. Many slices are on their way at once (up to 192 KiB a block), which loads by threads cannot reach.
  *
- * Every warp works on its own, on slices warp, warp + 8, ... of the chunk, with 24 KiB of buffers of its own: what costs
+ * Every warp works on its own, on slices warp, warp + 8, ... of the piece of a chunk, with 24 KiB of buffers of its own: what costs
  * time here are the instructions of the one lane that issues copies (some cycles each), so eight do it side by side. A
- * slice is some rows of the chunk, 4 KiB or (many sources) 2 KiB; what an operation reads for it are its sources, in the
+ * slice is some rows of the piece, 4 KiB or (many sources) 2 KiB; what an operation reads for it are its sources, in the
  * order of the contract: slots (contiguous) or C (boxes of a tensor map; row by row where a slice is no whole boxes).
  * The sources of slice g of a warp fill group g mod depth of its buffers. Who waits for what:
  *   bars[warp][group]  bytes of the loads of a slice; the warp (a copy: its lane 0)
@@ -68,13 +68,30 @@ MK_DEV void mk_smem_store(uint32_t at, const uint4 &v)
                  : "memory");
 }
 
+/* A slice of two sources, `bytes` apart: the sum comes to where the second one is. A warp; 16 bytes a lot. Two addends of the
+ * type of C: fp32 sum and one rounding are the sum of that type, bit by bit (the fp32 sum is inexact only where the smaller
+ * addend is far below half a unit of the larger). */
+MK_DEV void mk_bulk_add_pair(uint32_t from, uint32_t bytes, uint32_t lots)
+{
+    const uint32_t x = from + mk_warp_lane() * 16, y = x + bytes;
+#pragma unroll
+    for (uint32_t u = 0; u < 8; u++)
+        if (u * 32 + mk_warp_lane() < lots) { /* this lane alone reads and writes the place */
+            const uint4 a = mk_smem_load(x + u * 512), b = mk_smem_load(y + u * 512);
+            mk_smem_store(y + u * 512, make_uint4(mk_add2_of<MK_TILE_F16 != 0>(a.x, b.x),
+                                                  mk_add2_of<MK_TILE_F16 != 0>(a.y, b.y),
+                                                  mk_add2_of<MK_TILE_F16 != 0>(a.z, b.z),
+                                                  mk_add2_of<MK_TILE_F16 != 0>(a.w, b.w)));
+        }
+}
+
 struct mk_bulk { /* of one warp */
     const struct mk_ar *ar;
     const struct mk_op *op;
     const struct mk_task *task;
     struct mk_bulk_words *w;
     uint32_t warp, base, bars;
-    uint32_t row_bytes, rows, slices; /* rows of a full slice; slices of the chunk */
+    uint32_t row_bytes, rows, slices; /* rows of a full slice; slices of the piece */
     uint32_t sources, bytes;          /* bytes of a full slice */
     bool boxes;                       /* C's part of a full slice is whole boxes */
 
@@ -106,7 +123,7 @@ struct mk_bulk { /* of one warp */
         for (uint32_t i = 0; i < sources; i++, to += bytes) {
             const uint8_t *from = w->source[i];
             if (from) {
-                mk_bulk_get(to, from + (uint64_t)slice * bytes, n * row_bytes, bar);
+                mk_bulk_get(to, from + op->skip * 2ull + (uint64_t)slice * bytes, n * row_bytes, bar);
                 continue;
             }
             const uint32_t step = box ? (uint32_t)w->box_rows : 1;
@@ -124,7 +141,7 @@ struct mk_bulk { /* of one warp */
     {
         const struct mk_topo *t = &ar->rings.topo;
         const uint32_t n = rows_of(slice);
-        const uint64_t off = (uint64_t)slice * bytes;
+        const uint64_t off = op->skip * 2ull + (uint64_t)slice * bytes;
         const bool box = boxed(slice, n);
         if (op->to_c) {
             const uint32_t step = box ? (uint32_t)w->box_rows : 1;
@@ -153,23 +170,7 @@ struct mk_bulk { /* of one warp */
         mk_tma_commit();
     }
 
-    /* A slice's sum into the last of its buffers. Two addends of the type of C: fp32 sum and one rounding are the sum of
-     * that type, bit by bit (the fp32 sum is inexact only where the smaller addend is far below half a unit of the
-     * larger). */
-    __device__ __forceinline__ void add_pair(uint32_t from, uint32_t lots) const
-    {
-        const uint32_t x = from + mk_warp_lane() * 16, y = x + bytes;
-#pragma unroll
-        for (uint32_t u = 0; u < 8; u++)
-            if (u * 32 + mk_warp_lane() < lots) { /* this lane alone reads and writes the place */
-                const uint4 a = mk_smem_load(x + u * 512), b = mk_smem_load(y + u * 512);
-                mk_smem_store(y + u * 512, make_uint4(mk_add2_of<MK_TILE_F16 != 0>(a.x, b.x),
-                                                      mk_add2_of<MK_TILE_F16 != 0>(a.y, b.y),
-                                                      mk_add2_of<MK_TILE_F16 != 0>(a.z, b.z),
-                                                      mk_add2_of<MK_TILE_F16 != 0>(a.w, b.w)));
-            }
-    }
-    /* In general: left to right within a group, rounded where the contract says so, groups left to right; epilogue. */
+    /* A slice's sum into the last of its buffers: left to right within a group, rounded where the contract says so, groups left to right; epilogue. */
     __device__ __forceinline__ void add_all(uint32_t from, uint32_t lots) const
     {
         const uint32_t first = w->first, round = w->round;
@@ -223,7 +224,7 @@ struct mk_bulk { /* of one warp */
             phases ^= 1u << group;
             if (!copies) {
                 if (pair)
-                    add_pair(from, lots);
+                    mk_bulk_add_pair(from, bytes, lots);
                 else
                     add_all(from, lots);
                 mk_fence_smem_async();
@@ -252,6 +253,133 @@ struct mk_bulk { /* of one warp */
         }
     }
 };
+
+/* The common operations, all that a slice needs in registers: one or two sources, no epilogue, at most one more slot and
+ * C to write, pieces of whole slices. A warp's way from one slice to the next is a chain of instructions of one lane, some
+ * cycles each, and in struct mk_bulk it takes longer than the bytes do. */
+struct mk_bulk_quick {
+    const uint8_t *from[2]; /* at the piece; NULL: C */
+    uint8_t *to[2];         /* at the piece; NULL: none */
+    bool to_c, adds;        /* adds: to what is in C */
+    const CUtensorMap *map;
+    int32_t row, col, rows, box_rows; /* of the piece in C; rows of a slice (two boxes) and of a box */
+    uint32_t bytes, slices;           /* bytes of a slice */
+    uint32_t base, bars;              /* of the warp */
+
+    template <int SOURCES> __device__ __forceinline__ void load(uint32_t slice, uint32_t group) const
+    {
+        const uint32_t bar = bars + 8 * group;
+        uint32_t at = base + group * SOURCES * bytes;
+        mk_mbar_expect(bar, SOURCES * bytes);
+#pragma unroll
+        for (int i = 0; i < SOURCES; i++, at += bytes) {
+            if (from[i]) {
+                mk_bulk_get(at, from[i] + slice * bytes, bytes, bar);
+            } else {
+                const int32_t y = row + (int32_t)slice * rows;
+                mk_tma_load(at, map, bar, col, y);
+                mk_tma_load(at + bytes / 2, map, bar, col, y + box_rows);
+            }
+        }
+    }
+    __device__ __forceinline__ void store(uint32_t slice, uint32_t at) const
+    {
+        if (to_c && adds) {
+            const int32_t y = row + (int32_t)slice * rows;
+            mk_tma_add(map, at, col, y);
+            mk_tma_add(map, at + bytes / 2, col, y + box_rows);
+        } else if (to_c) {
+            const int32_t y = row + (int32_t)slice * rows;
+            mk_tma_store(map, at, col, y);
+            mk_tma_store(map, at + bytes / 2, col, y + box_rows);
+        }
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            if (to[i])
+                mk_bulk_put(to[i] + slice * bytes, at, bytes);
+        mk_tma_commit();
+    }
+    template <int SOURCES> __device__ __forceinline__ void run(uint32_t warp, uint32_t *words) const
+    {
+        constexpr uint32_t DEPTH = MK_BULK_DEPTH / SOURCES;
+        const bool leads = mk_warp_lane() == 0;
+        uint32_t phases = *words, group = 0, before = DEPTH - 1;
+        if (leads) {
+            MK_ROLLED
+            for (uint32_t g = 0, slice = warp; g < DEPTH && slice < slices; g++, slice += MK_BULK_WARPS)
+                load<SOURCES>(slice, g);
+        }
+        MK_ROLLED
+        for (uint32_t slice = warp; slice < slices; slice += MK_BULK_WARPS) {
+            const uint32_t at = base + group * SOURCES * bytes;
+            if (leads || SOURCES > 1)
+                mk_mbar_wait(bars + 8 * group, phases >> group & 1);
+            phases ^= 1u << group;
+            if (SOURCES > 1) {
+                mk_bulk_add_pair(at, bytes, bytes / 16);
+                mk_fence_smem_async();
+                __syncwarp();
+            }
+            if (leads) {
+                store(slice, at + (SOURCES - 1) * bytes);
+                /* the slice before this one: its stores have read its buffers, which another one may fill */
+                const uint32_t next = slice + (DEPTH - 1) * MK_BULK_WARPS;
+                if (slice != warp && next < slices) {
+                    mk_tma_wait_read<1>();
+                    load<SOURCES>(next, before);
+                }
+            }
+            before = group;
+            group = group + 1 == DEPTH ? 0 : group + 1;
+        }
+        __syncwarp(); /* all lanes have read their warp's phases */
+        if (leads) {
+            mk_tma_wait<0>();
+            *words = phases;
+        }
+    }
+};
+
+/* All threads, the sources being known. false: not one of these. */
+MK_DEV bool mk_bulk_quick_op(const struct mk_bulk &b)
+{
+    const struct mk_topo *tp = &b.ar->rings.topo;
+    const struct mk_op *op = b.op;
+    const uint64_t skip = op->skip * 2ull;
+    struct mk_bulk_quick q;
+    if (b.sources > 2 || !b.boxes || op->r.rows % b.rows || op->to_result ||
+        (op->to_peers && tp->nlocal > 2) || (op->sum == MK_OP_TOTAL && (b.ar->bias || b.ar->act)))
+        return false;
+    /* Two nodes of one rank each: this one's sum is what it has in C, and has been sent, so the other's is added there, by
+     * the memory: half of the reads, and nothing for threads to do. */
+    q.adds = op->sum == MK_OP_TOTAL && tp->nnodes == 2 && tp->nlocal == 1;
+    for (uint32_t i = 0; i < 2; i++) {
+        const uint32_t at = q.adds ? (uint32_t)(1 - tp->node) : i;
+        const uint8_t *from = at < b.sources ? b.w->source[at] : (const uint8_t *)0;
+        q.from[i] = from ? from + skip : from;
+    }
+    q.to[0] = op->to ? op->to + skip : (uint8_t *)0;
+    q.to[1] = (uint8_t *)0;
+    if (op->to_peers && tp->nlocal == 2)
+        q.to[1] = mk_ar_at_local(b.ar, MK_CLASS_BCAST, 1 - tp->local,
+                                 mk_ar_pos_out(b.ar, MK_CLASS_BCAST, 1 - tp->local, b.task->owned)) +
+                  skip;
+    q.to_c = op->to_c;
+    q.map = b.w->map;
+    q.row = (int32_t)op->r.row;
+    q.col = (int32_t)op->r.col;
+    q.rows = (int32_t)b.rows;
+    q.box_rows = b.w->box_rows;
+    q.bytes = b.bytes;
+    q.slices = b.slices;
+    q.base = b.base;
+    q.bars = b.bars;
+    if (b.sources == 1 || q.adds)
+        q.run<1>(b.warp, &b.w->phases[b.warp]);
+    else
+        q.run<2>(b.warp, &b.w->phases[b.warp]);
+    return true;
+}
 
 /* Thread 0: what the operation reads, in order. */
 MK_DEV void mk_bulk_sources(const struct mk_ar *ar, const struct mk_task *t, const struct mk_op *op,
@@ -306,6 +434,7 @@ MK_DEV bool mk_bulk_op(const struct mk_ar *ar, const struct mk_ar_block *blk, co
                               sources,
                               bytes,
                               boxes};
-    b.run(fit < MK_BULK_DEPTH ? fit : MK_BULK_DEPTH);
+    if (!mk_bulk_quick_op(b))
+        b.run(fit < MK_BULK_DEPTH ? fit : MK_BULK_DEPTH);
     return true;
 }

@@ -118,6 +118,15 @@ MK_PTX void mk_tma_store(const CUtensorMap *map, uint32_t src, int32_t x, int32_
                  "r"(src), "r"(x), "r"(y)
                  : "memory");
 }
+/* Adds the box to what is there, element by element, each sum rounded once; done when a store would be. */
+MK_PTX void mk_tma_add(const void *map, uint32_t smem, int32_t x, int32_t y)
+{
+    asm volatile(
+        "cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3}], [%1];" ::"l"(
+            map),
+        "r"(smem), "r"(x), "r"(y)
+        : "memory");
+}
 MK_PTX void mk_tma_commit(void)
 {
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");

@@ -33,11 +33,18 @@ void mk_tile_gemm(const struct mk_ar *ar, const struct mk_ar_block *blk)
                      h->scratch[blk->ticket]);
 }
 
-static void pack(const struct mk_ar *ar, const struct mk_rect *r, uint8_t *dst)
+/* Where column c of row i of the piece is in every slot, in bytes. */
+static size_t in_slot(const struct mk_op *op, int i, int c, size_t elem)
 {
-    const size_t bytes = (size_t)r->cols * mk_elem_bytes(ar->dtype);
+    return (op->skip + (size_t)i * (size_t)op->r.cols + (size_t)c) * elem;
+}
+
+static void pack(const struct mk_ar *ar, const struct mk_op *op)
+{
+    const struct mk_rect *r = &op->r;
+    const size_t elem = mk_elem_bytes(ar->dtype), bytes = (size_t)r->cols * elem;
     for (int i = 0; i < r->rows; i++)
-        memcpy(dst + (size_t)i * bytes, c_at(ar, r->row + i, r->col), bytes);
+        memcpy(op->to + in_slot(op, i, 0, elem), c_at(ar, r->row + i, r->col), bytes);
 }
 
 /* Copies one finished run of a row to the broadcast slots of the local peers; `at` bytes into the slot. */
@@ -50,27 +57,27 @@ static void to_local_peers(const struct mk_ar *ar, uint32_t owned, size_t at, co
                    src, bytes);
 }
 
-static void unpack(const struct mk_ar *ar, const struct mk_rect *r, const uint8_t *src, int to_peers,
-                   uint32_t owned)
+static void unpack(const struct mk_ar *ar, const struct mk_op *op, uint32_t owned)
 {
-    const size_t bytes = (size_t)r->cols * mk_elem_bytes(ar->dtype);
+    const struct mk_rect *r = &op->r;
+    const size_t elem = mk_elem_bytes(ar->dtype), bytes = (size_t)r->cols * elem;
     for (int i = 0; i < r->rows; i++) {
-        memcpy(c_at(ar, r->row + i, r->col), src + (size_t)i * bytes, bytes);
-        if (to_peers)
-            to_local_peers(ar, owned, (size_t)i * bytes, src + (size_t)i * bytes, bytes);
+        const size_t at = in_slot(op, i, 0, elem);
+        memcpy(c_at(ar, r->row + i, r->col), op->from + at, bytes);
+        if (op->to_peers)
+            to_local_peers(ar, owned, at, op->from + at, bytes);
     }
 }
 
-/* acc = sum over local ranks of row i, columns [c, c + n) of the chunk, left to right. */
-static void node_sum_run(const struct mk_ar *ar, uint32_t owned, const struct mk_rect *r, int i, int c, int n,
+/* acc = sum over local ranks of row i, columns [c, c + n) of the piece, left to right. */
+static void node_sum_run(const struct mk_ar *ar, uint32_t owned, const struct mk_op *op, int i, int c, int n,
                          float *acc)
 {
     const struct mk_topo *t = &ar->rings.topo;
     const size_t elem = mk_elem_bytes(ar->dtype);
     for (int32_t l = 0; l < t->nlocal; l++) {
         const uint8_t *slot = mk_ar_partial(ar, l, owned);
-        const void *src =
-            slot ? slot + ((size_t)i * (size_t)r->cols + (size_t)c) * elem : c_at(ar, r->row + i, r->col + c);
+        const void *src = slot ? slot + in_slot(op, i, c, elem) : c_at(ar, op->r.row + i, op->r.col + c);
         if (l == 0)
             mk_load_f32(acc, src, ar->dtype, n);
         else
@@ -83,35 +90,34 @@ static int wire_dtype(const struct mk_ar *ar)
     return ar->wire_fp32 ? MK_FLOAT32 : ar->dtype;
 }
 
-static void sum(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_rect *r, uint8_t *dst)
+static void sum(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_op *op)
 {
     float acc[SPAN];
     const int w = wire_dtype(ar);
-    for (int i = 0; i < r->rows; i++)
-        for (int c = 0; c < r->cols; c += SPAN) {
-            const int n = min_int(SPAN, r->cols - c);
-            node_sum_run(ar, blk->task.owned, r, i, c, n, acc);
-            mk_store_f32(dst, acc, w, n);
-            dst += (size_t)n * mk_elem_bytes(w);
+    for (int i = 0; i < op->r.rows; i++)
+        for (int c = 0; c < op->r.cols; c += SPAN) {
+            const int n = min_int(SPAN, op->r.cols - c);
+            node_sum_run(ar, blk->task.owned, op, i, c, n, acc);
+            mk_store_f32(op->to + in_slot(op, i, c, mk_elem_bytes(w)), acc, w, n);
         }
 }
 
 /* acc = sum over nodes of the node sums of a run. */
-static void total_run(const struct mk_ar *ar, const struct mk_task *t, const struct mk_rect *r, int i, int c,
+static void total_run(const struct mk_ar *ar, const struct mk_task *t, const struct mk_op *op, int i, int c,
                       int n, float *acc)
 {
     const struct mk_topo *tp = &ar->rings.topo;
     const int w = wire_dtype(ar);
-    const size_t at = ((size_t)i * (size_t)r->cols + (size_t)c) * mk_elem_bytes(w);
+    const size_t at = in_slot(op, i, c, mk_elem_bytes(w));
     if (tp->nnodes == 1) {
-        node_sum_run(ar, t->owned, r, i, c, n, acc);
+        node_sum_run(ar, t->owned, op, i, c, n, acc);
         return;
     }
     float own[SPAN];
     for (int32_t e = 0; e < tp->nnodes; e++) {
         const uint8_t *sum = mk_ar_node_sum(ar, e, t->item);
         if (!sum) { /* rounded to the wire type like the sums that travel */
-            node_sum_run(ar, t->owned, r, i, c, n, own);
+            node_sum_run(ar, t->owned, op, i, c, n, own);
             mk_round_f32(own, w, n);
         }
         const void *src = sum ? (const void *)(sum + at) : own;
@@ -137,18 +143,19 @@ static void epilogue_run(const struct mk_ar *ar, int64_t col, int n, float *acc)
     }
 }
 
-static void reduce(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_rect *r)
+static void reduce(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_op *op)
 {
     const struct mk_topo *tp = &ar->rings.topo;
+    const struct mk_rect *r = &op->r;
     const struct mk_task *t = &blk->task;
     const size_t elem = mk_elem_bytes(ar->dtype);
     float acc[SPAN];
     for (int i = 0; i < r->rows; i++)
         for (int c = 0; c < r->cols; c += SPAN) {
             const int n = min_int(SPAN, r->cols - c);
-            const size_t at = ((size_t)i * (size_t)r->cols + (size_t)c) * elem;
+            const size_t at = in_slot(op, i, c, elem);
             uint8_t *out = c_at(ar, r->row + i, r->col + c);
-            total_run(ar, t, r, i, c, n, acc);
+            total_run(ar, t, op, i, c, n, acc);
             epilogue_run(ar, r->col + c, n, acc);
             mk_store_f32(out, acc, ar->dtype, n);
             to_local_peers(ar, t->owned, at, out, (size_t)n * elem);
@@ -163,11 +170,11 @@ static void reduce(const struct mk_ar *ar, const struct mk_ar_block *blk, const 
 void mk_tile_op(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_op *op)
 {
     if (op->sum == MK_OP_TOTAL)
-        reduce(ar, blk, &op->r);
+        reduce(ar, blk, op);
     else if (op->sum == MK_OP_NODE_SUM)
-        sum(ar, blk, &op->r, op->to);
+        sum(ar, blk, op);
     else if (op->from)
-        unpack(ar, &op->r, op->from, op->to_peers, blk->task.owned);
+        unpack(ar, op, blk->task.owned);
     else
-        pack(ar, &op->r, op->to);
+        pack(ar, op);
 }

@@ -137,11 +137,11 @@ template <int V> struct mk_lot {
     }
 };
 
-/* A chunk: element number e of its contiguous form, and where that element is in C. */
+/* A piece: element number e of its contiguous form, and where that element is in C. */
 struct mk_span {
-    uint64_t c0; /* element of C at the chunk's corner */
+    uint64_t c0; /* element of C at the piece's corner */
     uint64_t ldc;
-    uint32_t cols, n; /* elements of a row, of the chunk */
+    uint32_t cols, n; /* elements of a row, of the piece */
 };
 MK_DEV struct mk_span mk_span_of(const struct mk_ar *ar, const struct mk_rect *r)
 {
@@ -192,7 +192,8 @@ MK_DEV void mk_op_load(const struct mk_ar *ar, const struct mk_task *t, const st
             for (int u = 0; u < MK_LOTS; u++)
                 if (e[u] < s.n)
                     x[u] = mk_lot<V>::load(slot ? (const void *)slot : ar->c,
-                                           slot ? e[u] : mk_span_at(s, e[u]), slot && f32 && node_sum);
+                                           slot ? op->skip + e[u] : mk_span_at(s, e[u]),
+                                           slot && f32 && node_sum);
 #pragma unroll
             for (int u = 0; u < MK_LOTS; u++)
                 sum[u].add(x[u], l == 0);
@@ -225,14 +226,15 @@ MK_DEV void mk_op_finish(const struct mk_ar *ar, const struct mk_rect *r, const 
             x[u].put(i, mk_activate(x[u].get(i), ar->act));
 }
 
+/* Into a slot. */
 template <int V>
-MK_DEV void mk_op_store(const mk_lot<V> (&x)[MK_LOTS], const uint32_t (&e)[MK_LOTS], uint32_t n, uint8_t *dst,
-                        bool f32)
+MK_DEV void mk_op_store(const mk_lot<V> (&x)[MK_LOTS], const uint32_t (&e)[MK_LOTS], uint32_t n,
+                        uint32_t skip, uint8_t *dst, bool f32)
 {
 #pragma unroll
     for (int u = 0; u < MK_LOTS; u++)
         if (e[u] < n)
-            x[u].store(dst, e[u], f32);
+            x[u].store(dst, skip + e[u], f32);
 }
 
 #ifndef MK_TILE_WIDTH
@@ -253,7 +255,7 @@ MK_DEV void mk_plain_op(const struct mk_ar *ar, const struct mk_ar_block *blk, c
         if (op->sum == MK_OP_TOTAL)
             mk_op_finish<V>(ar, &op->r, s, e, x);
         if (op->to)
-            mk_op_store<V>(x, e, s.n, op->to, op->wire && ar->wire_fp32);
+            mk_op_store<V>(x, e, s.n, op->skip, op->to, op->wire && ar->wire_fp32);
         if (op->to_c) {
 #pragma unroll
             for (int u = 0; u < MK_LOTS; u++)
@@ -270,7 +272,7 @@ MK_DEV void mk_plain_op(const struct mk_ar *ar, const struct mk_ar_block *blk, c
                 i < peers
                     ? mk_ar_at_local(ar, MK_CLASS_BCAST, p, mk_ar_pos_out(ar, MK_CLASS_BCAST, p, task->owned))
                     : mk_ar_out(ar, MK_CLASS_RESULT, p, mk_ar_pos_out(ar, MK_CLASS_RESULT, p, task->item));
-            mk_op_store<V>(x, e, s.n, dst, false);
+            mk_op_store<V>(x, e, s.n, op->skip, dst, false);
         }
     }
 }

@@ -51,24 +51,25 @@ MK_DEV void mk_stub_to_peers(const struct mk_ar *ar, uint32_t owned, uint32_t i,
             ((float *)mk_ar_at_local(ar, MK_CLASS_BCAST, p, mk_ar_pos_out(ar, MK_CLASS_BCAST, p, owned)))[i] =
                 v;
 }
-MK_DEV float mk_stub_node_sum(const struct mk_ar *ar, uint32_t owned, const struct mk_rect *r, uint32_t i)
+/* Element i of the piece. */
+MK_DEV float mk_stub_node_sum(const struct mk_ar *ar, uint32_t owned, const struct mk_op *op, uint32_t i)
 {
     float sum = 0;
     for (int32_t l = 0; l < ar->rings.topo.nlocal; l++) {
         const uint8_t *slot = mk_ar_partial(ar, l, owned);
-        const float v = slot ? ((const float *)slot)[i] : *mk_stub_c(ar, r, i);
+        const float v = slot ? ((const float *)slot)[op->skip + i] : *mk_stub_c(ar, &op->r, i);
         sum = l ? sum + v : v;
     }
     return sum;
 }
-MK_DEV float mk_stub_total(const struct mk_ar *ar, const struct mk_task *t, const struct mk_rect *r,
+MK_DEV float mk_stub_total(const struct mk_ar *ar, const struct mk_task *t, const struct mk_op *op,
                            uint32_t i)
 {
     const struct mk_topo *tp = &ar->rings.topo;
     float v = 0;
     for (int32_t e = 0; e < tp->nnodes; e++) {
         const uint8_t *slot = tp->nnodes > 1 ? mk_ar_node_sum(ar, e, t->item) : (const uint8_t *)0;
-        const float s = slot ? ((const float *)slot)[i] : mk_stub_node_sum(ar, t->owned, r, i);
+        const float s = slot ? ((const float *)slot)[op->skip + i] : mk_stub_node_sum(ar, t->owned, op, i);
         v = e ? v + s : s;
     }
     return v;
@@ -77,19 +78,20 @@ MK_DEV void mk_tile_op(const struct mk_ar *ar, const struct mk_ar_block *blk, co
 {
     const struct mk_topo *t = &ar->rings.topo;
     for (uint32_t i = mk_lane(); i < mk_stub_size(&op->r); i += mk_lanes()) {
-        const float v = op->sum == MK_OP_TOTAL      ? mk_stub_total(ar, &blk->task, &op->r, i)
-                        : op->sum == MK_OP_NODE_SUM ? mk_stub_node_sum(ar, blk->task.owned, &op->r, i)
-                        : op->from                  ? ((const float *)op->from)[i]
+        const uint32_t at = op->skip + i;
+        const float v = op->sum == MK_OP_TOTAL      ? mk_stub_total(ar, &blk->task, op, i)
+                        : op->sum == MK_OP_NODE_SUM ? mk_stub_node_sum(ar, blk->task.owned, op, i)
+                        : op->from                  ? ((const float *)op->from)[at]
                                                     : *mk_stub_c(ar, &op->r, i);
         if (op->to)
-            ((float *)op->to)[i] = v;
+            ((float *)op->to)[at] = v;
         if (op->to_c)
             *mk_stub_c(ar, &op->r, i) = v;
         if (op->to_peers)
-            mk_stub_to_peers(ar, blk->task.owned, i, v);
+            mk_stub_to_peers(ar, blk->task.owned, at, v);
         for (int32_t e = 0; e < t->nnodes && op->to_result; e++)
             if (e != t->node)
                 ((float *)mk_ar_out(ar, MK_CLASS_RESULT, e,
-                                    mk_ar_pos_out(ar, MK_CLASS_RESULT, e, blk->task.item)))[i] = v;
+                                    mk_ar_pos_out(ar, MK_CLASS_RESULT, e, blk->task.item)))[at] = v;
     }
 }

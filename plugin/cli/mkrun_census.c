@@ -8,7 +8,7 @@
  * with fewer.
  *
  * Blocks of a rank: MK_BLOCKS if it is set; else as many SMs as its share shows, at most the GPU's SMs / its ranks (the
- * shares of MPS are rounded up). They are given to the ranks as MK_BLOCKS. Which GPU a rank takes is its program's
+ * shares of MPS are rounded up), and no more than were resident. They are given to the ranks as MK_BLOCKS. Which GPU a rank takes is its program's
  * choice; here as our own programs choose: the number of the rank, modulo that of the GPUs.
  *
  * mkrun itself never touches CUDA: it forks, and reads shared memory. */
@@ -191,6 +191,24 @@ static void count(const struct mkrun *r, const struct census *c, struct counted 
         n->total = 0;
 }
 
+/* Not all blocks were there at once. A rank some of whose blocks come late is slower than its peers, which wait for it; so
+ * unless the user chose their number each rank gets an equal part of those that were there on its GPU. */
+static void shrink(struct mkrun *r, const struct census *c, const struct counted *n)
+{
+    const char *chosen = mk_env("MK_BLOCKS");
+    const bool mine = !chosen || !*chosen;
+    for (int rank = 0; rank < r->nranks && mine; rank++) {
+        int here = 0, sharers = 0;
+        for (int other = rank % c->gpus; other < r->nranks; other += c->gpus, sharers++)
+            here += n->here[other];
+        if (r->ranks[rank].blocks > here / sharers)
+            r->ranks[rank].blocks = here / sharers;
+    }
+    if (!r->quiet)
+        mk_cli_say("--gpus-shared: %d of the ranks' %d blocks were resident at once; %s", n->all, n->total,
+                   mine ? "each rank gets its part of these" : "the others wait for these to leave");
+}
+
 static int judge(struct mkrun *r, const struct census *c, const struct counted *n)
 {
     if (n->failed >= 0) {
@@ -212,10 +230,8 @@ static int judge(struct mkrun *r, const struct census *c, const struct counted *
         }
         r->ranks[rank].blocks = blocks;
     }
-    if (n->all < n->total && !r->quiet)
-        mk_cli_say("--gpus-shared: %d of the ranks' %d blocks were resident at once; the others wait for "
-                   "these to leave",
-                   n->all, n->total);
+    if (n->all < n->total)
+        shrink(r, c, n);
     return 0;
 }
 

@@ -183,7 +183,7 @@ static void meet(struct meeting *m, int at, int n)
 
 static int rate_client(const struct mk_settings *s, struct meeting *m, int who, int n)
 {
-    static const uint32_t len[] = {64u << 10, 256u << 10, 1u << 20};
+    static const uint32_t len[] = {64u << 10, 256u << 10, 1u << 20, 2u << 20};
     static const struct {
         enum side src, dst;
         const char *name;
@@ -202,7 +202,7 @@ static int rate_client(const struct mk_settings *s, struct meeting *m, int who, 
                single(&c, HOST, GPU, 8, 0, 300), single(&c, HOST, GPU, 256u << 10, 0, 300));
     }
     for (int w = 0; w < (quick ? 1 : 3); w++)
-        for (int k = quick; k < (quick ? 2 : 3); k++)
+        for (int k = quick; k < (quick ? 2 : 4); k++)
             for (int joined = 0; joined < (w || quick ? 1 : 2); joined++) {
                 stream(&c, way[w].src, way[w].dst, len[k], 64u << 20, joined ? 0 : 4096, 0);
                 meet(m, at++, n);

@@ -14,14 +14,15 @@
 static const int topologies[][2] = {{2, 1}, {1, 3}, {2, 2}, {3, 1}, {4, 1}, {3, 2}, {5, 1}, {2, 3}};
 #define NTOPO ((int)(sizeof(topologies) / sizeof(topologies[0])))
 
-/* Small tiles and chunks whose borders do not meet. */
-static void small_grid(struct world *w)
+/* Small tiles and chunks whose borders do not meet; 1, 2 or 4 pieces a chunk, on each rank as it likes. */
+static void small_grid(struct world *w, uint64_t seed)
 {
     for (int i = 0; i < w->n; i++) {
         w->r[i].ar.grid.tile_m = 8;
         w->r[i].ar.grid.tile_n = 24;
         w->r[i].ar.grid.chunk_m = 12;
         w->r[i].ar.grid.chunk_n = 16;
+        w->r[i].ar.grid.pieces_log2 = (int32_t)((seed / 6 + (uint64_t)i) % 3);
         mk_grid_count(&w->r[i].ar.grid);
     }
 }
@@ -47,7 +48,7 @@ static int play(int t, uint64_t seed, int calls, int lose)
             w->r[r].tile_flag = calloc(256, sizeof(uint64_t));
             w->r[r].ar.tile_flag = w->r[r].tile_flag;
         }
-        small_grid(w);
+        small_grid(w, seed);
         deadlocks += world_run_steps(w);
         if (!deadlocks && !lose)
             assert_int_equal(world_verify(w, &c, &err), 0);
