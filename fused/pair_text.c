@@ -104,7 +104,7 @@ int mk_pair_line(const struct mk_pair_event *e, const struct mk_pair_out *out, c
     const char *key = out->act == MK_PAIR_DO_OVERLAP ? "proof" : "reason";
     const char *why = out->act != MK_PAIR_DO_OVERLAP     ? mk_pair_reason_name(out->reason)
                       : out->proof == MK_PAIR_BY_CAPTURE ? "capture"
-                                                         : "counters";
+                                                         : "driver";
     char address[24];
     if (e->kind == MK_PAIR_EV_GEMM)
         return snprintf(text, bytes, "fuse gemm n=%lld k=%lld %s: %s %s=%s", (long long)e->u.gemm.n,

@@ -8,6 +8,7 @@
  * hooked name under a handle of dlopen, for which the caller does not matter, is looked up from here. RTLD_DEFAULT from
  * here sees the global scope, which the caller's begins with; what is not found there is left to the caller's own
  * lookup. RTLD_NEXT is never answered. */
+#include "count.h"
 #include "intern.h"
 #include <dlfcn.h>
 #include <string.h>
@@ -39,7 +40,7 @@ static int asked(void *handle, const char *name)
 /* The hook where the library's own function was found; another definition stands. */
 static void *answer(int id, void *found)
 {
-    if (found && found == mk_hook_original(id))
+    if (found && mk_count_original(found) == mk_hook_original(id))
         return mk_hook_ours(id);
     if (found && found != mk_hook_ours(id))
         miss();
@@ -72,6 +73,14 @@ __attribute__((used)) void *mk_lookup_real(int versioned)
     return mk_hook_original(versioned ? MK_HOOK_dlvsym : MK_HOOK_dlsym);
 }
 
+__attribute__((used)) void *mk_lookup_nothing(void *handle, const char *name)
+{
+    (void)handle;
+    (void)name;
+    mk_sweep_check(true);
+    return NULL;
+}
+
 #if MK_HOOK_HERE
 /* Three arguments kept over both calls; dlsym's third is whatever it is. */
 #define FORWARD(name, answer, v)                                                                             \
@@ -97,7 +106,15 @@ __attribute__((used)) void *mk_lookup_real(int versioned)
             ".cfi_endproc\n.size " #name ", . - " #name "\n")
 FORWARD(mk_lookup_dlsym, mk_lookup_answer, 0);
 FORWARD(mk_lookup_dlvsym, mk_lookup_vanswer, 1);
+FORWARD(mk_lookup_pass, mk_lookup_nothing, 0);
+FORWARD(mk_lookup_vpass, mk_lookup_nothing, 1);
 #else
+void mk_lookup_pass(void)
+{
+}
+void mk_lookup_vpass(void)
+{
+}
 void mk_lookup_dlsym(void)
 {
 }
@@ -114,11 +131,11 @@ static void *driver(const char *symbol, int version, void *found)
     if (id == MK_HOOK_cuGetProcAddress || id == MK_HOOK_cuGetProcAddress_v2)
         return mk_hook_ours(version >= 12000 ? MK_HOOK_cuGetProcAddress_v2 : id);
     for (int i = 0; i < MK_HOOKS; i++)
-        if (mk_hooks[i].lib == MK_HOOK_CUDA && found == mk_hook_original(i))
+        if (mk_hooks[i].lib == MK_HOOK_CUDA && mk_count_original(found) == mk_hook_original(i))
             return mk_hook_ours(i);
     if (id >= 0 && mk_hooks[id].lib == MK_HOOK_CUDA)
         miss();
-    return found;
+    return mk_count_found(symbol, version, found);
 }
 
 /* Our hook of a name may be handed out only if we know what it forwards to. */
