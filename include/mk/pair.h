@@ -76,6 +76,7 @@ enum mk_pair_reason {
     MK_PAIR_UNKNOWN_SITE, /* no collective was seen after it yet */
     MK_PAIR_NEVER,        /* deterministic, and its first call was too early */
     MK_PAIR_NOT_FUSED,    /* the collective that will follow goes to NCCL */
+    MK_PAIR_UNFOLLOWED,   /* outside of captures nothing overlapped it, some times in a row */
     MK_PAIR_GEMM_DTYPE,
     MK_PAIR_SCALARS, /* alpha is not 1, beta not 0, C is not D, or they are on the device */
     MK_PAIR_COMPUTE, /* pedantic, 16F, TF32, emulated, scaled */
