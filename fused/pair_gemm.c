@@ -393,8 +393,6 @@ int mk_pair_gemm_step(struct mk_pair *p, const struct mk_pair_event *e, struct m
     out->reason = (uint8_t)reason;
     out->act = reason ? MK_PAIR_DO_ORIGINAL : MK_PAIR_DO_G;
     if (!reason) {
-        out->timed = 0;
-        out->comm = 0;
         l.ran_g = true;
         l.descriptor = e->at.capture ? MK_PAIR_OWN_DESCRIPTOR : (int32_t)(s - p->streams);
         l.generation = e->at.capture ? ++p->pairs : ++s->generation;

@@ -269,7 +269,7 @@ struct mk_pair_out {
     uint64_t generation; /* of G in that descriptor, from 1 on; a captured pair: its serial number */
     uint64_t number;     /* operation number of a collective */
     /* Of a collective whose time counts, in K's turn or NCCL's: its class, its number among those, and whether NCCL is what
-     * is decided for the class. Of a GEMM that stays the original: whether that of the collective behind it will. */
+     * is decided for the class. Of a GEMM: whether that of the collective behind it will. */
     uint64_t nth;
     uint8_t timed, class, now;
     uint64_t

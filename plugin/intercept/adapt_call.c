@@ -133,12 +133,12 @@ bool mk_adapt_gemm(struct mk_hook_event *h, const struct mk_pair_gemm *gemm)
     line.any = false;
     if (!ret) {
         mk_adapt_line(&e, &out, &line);
+        if (mk_adapt.ops)
+            mk_adapt_time_gemm(&out, gemm, stream);
         if (out.act == MK_PAIR_DO_G) {
             answered = launch_g(&e, &out, stream);
             gemm_done(stream, answered ? 0 : MK_ERR_CUDA);
         }
-        if (!answered && mk_adapt.ops)
-            mk_adapt_time_gemm(&out, gemm, stream);
         /* How it ended matters where a site may be learned from it. */
         if (!answered && (out.act == MK_PAIR_DO_G || out.reason == MK_PAIR_UNKNOWN_SITE))
             h->keep = KEEP_STEPPED;

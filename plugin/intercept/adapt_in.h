@@ -49,7 +49,7 @@ bool mk_adapt_group_start(struct mk_hook_event *h);
 void mk_adapt_group_end(bool simulated);
 void mk_adapt_group_ended(struct mk_hook_event *h);
 
-/* adapt_time.c, under the lock, where there are kernels. A GEMM that stays the original comes on `stream`. */
+/* adapt_time.c, under the lock, where there are kernels. A GEMM comes on `stream`, ours or the original. */
 void mk_adapt_time_gemm(const struct mk_pair_out *out, const struct mk_pair_gemm *gemm, void *stream);
 /* A collective has been decided, outside of a group. Not 0: _end follows, with that. */
 uint32_t mk_adapt_time_begin(const struct mk_pair_event *e, const struct mk_pair_out *out, void *stream);
