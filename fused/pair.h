@@ -68,7 +68,8 @@ struct mk_pair_site {
     int64_t n, k;
     uint8_t a_type, b_type, c_type, layout, epilogue;
     bool never, always, failed;
-    uint8_t misses, rests; /* eager Gs in a row that nothing overlapped; calls since it is left to the original */
+    uint8_t misses,
+        rests; /* eager Gs in a row that nothing overlapped; calls since it is left to the original */
     struct mk_pair_ref comm[4]; /* those whose collective followed, the latest first */
 };
 

@@ -59,8 +59,9 @@ static const struct {
     [MK_PAIR_UNKNOWN_SITE] = {"unknown-site", "no collective was seen after this GEMM yet"},
     [MK_PAIR_NEVER] = {"never", "MK_DETERMINISTIC=1 and first called before MK_FUSE_START"},
     [MK_PAIR_NOT_FUSED] = {"not-fused", "the collective that follows goes to NCCL"},
-    [MK_PAIR_UNFOLLOWED] = {"unfollowed", "the lines of its collective say why nothing overlapped it; tried again "
-                                          "now and then"},
+    [MK_PAIR_UNFOLLOWED] = {"unfollowed",
+                            "the lines of its collective say why nothing overlapped it; tried again "
+                            "now and then"},
     [MK_PAIR_GEMM_DTYPE] = {"gemm-dtype", "only bf16 and fp16, the same for A, B and C"},
     [MK_PAIR_SCALARS] = {"scalars", "alpha 1 and beta 0 from the host, C not read"},
     [MK_PAIR_COMPUTE] = {"compute-type", "only plain fp32 accumulation"},

@@ -28,7 +28,7 @@ struct mk_rival {
         struct mk_choose_times times;
         uint64_t gemm[MK_CHOOSE_ROUND], g[MK_CHOOSE_ROUND], window[MK_CHOOSE_ROUND];
         int gemms, togethers, score; /* of this round but for the score */
-        uint32_t overlapped, plain; /* captured */
+        uint32_t overlapped, plain;  /* captured */
     } class[MK_PAIR_CLASSES];
 };
 
@@ -120,16 +120,17 @@ bool mk_rival_note(struct mk_rival *r, const struct mk_rival_sample *s, struct m
     const uint64_t k = c->times.median[0], nccl = c->times.median[1];
     const bool pair = c->gemms > MK_CHOOSE_ROUND / 2, timed = c->togethers > MK_CHOOSE_ROUND / 4;
     const uint64_t gemm = pair ? mk_choose_median(c->gemm, c->gemms) : 0;
-    const uint64_t pair_ns =
-        pair && timed ? gemm + k
-        : pair ? together(&r->share, mk_choose_median(c->g, c->gemms), mk_choose_median(c->window, c->gemms), k)
-             : k;
+    const uint64_t pair_ns = pair && timed ? gemm + k
+                             : pair        ? together(&r->share, mk_choose_median(c->g, c->gemms),
+                                                      mk_choose_median(c->window, c->gemms), k)
+                                           : k;
     if (other)
         set(&r->word, eager, !s->now);
     const bool now = r->word & captured, overlaps = pair && c->plain <= c->overlapped;
     const uint64_t ours = overlaps ? pair_ns : k, theirs = overlaps ? gemm + nccl : nccl;
     /* What K takes by itself is not known where it was timed with its GEMM. */
-    if ((!timed || overlaps) && mk_choose_won(&c->score, mk_choose_points(now ? theirs : ours, now ? ours : theirs)))
+    if ((!timed || overlaps) &&
+        mk_choose_won(&c->score, mk_choose_points(now ? theirs : ours, now ? ours : theirs)))
         set(&r->word, captured, !now);
     *out = (struct mk_rival_round){.k_ns = k,
                                    .nccl_ns = nccl,

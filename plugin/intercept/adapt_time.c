@@ -187,7 +187,8 @@ static int read_slot(struct timed *t, uint32_t i)
     const uint32_t at = (uint32_t)(t->at[i].key % ORIGINALS);
     const bool original = t->at[i].gemm && !t->at[i].ours;
     uint64_t gemm_ns = 0;
-    int ret = mk_adapt.ops->between(t->comm, stamp_of(i, s->together ? OF_GEMM : BEFORE), stamp_of(i, AFTER), &s->ns);
+    int ret = mk_adapt.ops->between(t->comm, stamp_of(i, s->together ? OF_GEMM : BEFORE), stamp_of(i, AFTER),
+                                    &s->ns);
     if (!ret && original)
         ret = mk_adapt.ops->between(t->comm, stamp_of(i, OF_GEMM), stamp_of(i, BEFORE), &gemm_ns);
     if (ret)

@@ -8,34 +8,37 @@
 #include <pthread.h>
 #include <stdio.h>
 
-/* Read and written by the stubs. Hidden, as all names here are; `used`, since the compiler does not look into assembler. */
-__attribute__((used)) void *mk_count_target[MK_COUNT_STUBS]; /* set before its stub is handed out, never changed */
-__attribute__((used)) uint64_t mk_count_sum;                 /* atomic */
-__attribute__((used)) uint32_t mk_count_each[MK_COUNT_STUBS]; /* atomic */
-__attribute__((used)) uint32_t mk_count_latest;               /* atomic; whose stub ran last */
-__attribute__((used, tls_model("initial-exec"))) __thread uint64_t mk_count_here;
+/* Read and written by the stubs. Hidden, as all names here are; the compiler does not look into assembler. */
+#define SHARED __attribute__((used))
+SHARED void *mk_count_target[MK_COUNT_STUBS];  /* set before its stub is handed out, never changed */
+SHARED uint64_t mk_count_sum;                  /* atomic */
+SHARED uint32_t mk_count_each[MK_COUNT_STUBS]; /* atomic */
+SHARED uint32_t mk_count_latest;               /* atomic; whose stub ran last */
+SHARED __thread uint64_t mk_count_here __attribute__((tls_model("initial-exec")));
 
 static struct {
     char name[64];
 } about[MK_COUNT_STUBS];
-static uint32_t nstubs;                       /* atomic; taken so far */
-static uint32_t graphs[MK_COUNT_SOME];        /* stubs of graph launches */
+static uint32_t nstubs;                  /* atomic; taken so far */
+static uint32_t graphs[MK_COUNT_SOME];   /* stubs of graph launches */
 static uint32_t unknowns[MK_COUNT_SOME]; /* of functions on no list: once one is called the proof is over */
-static uint32_t ngraphs, nunknown;            /* atomic */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of taking a stub; nothing else is called with it */
+static uint32_t ngraphs, nunknown;       /* atomic */
+/* Of taking a stub; nothing else is called with it. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 enum { OFF, WATCHING };
-static int mode;                     /* atomic */
-static bool hooked;                  /* atomic; libcuda's symbols lead to stubs */
-static unsigned called, counted;     /* atomic; masks of enum mk_hook_lib */
-static bool over;                    /* atomic; set after the next two */
+static int mode;                 /* atomic */
+static bool hooked;              /* atomic; libcuda's symbols lead to stubs */
+static unsigned called, counted; /* atomic; masks of enum mk_hook_lib */
+static bool over;                /* atomic; set after the next two */
 static char over_why[64], over_name[64];
-static int ending, said;             /* atomic */
+static int ending, said; /* atomic */
 
 #if MK_HOOK_HERE
 /* One stub is 16 bytes: its number in r11, which belongs to nobody at a function's entry, and on to the common part. That
  * changes r10, r11 and the flags: no argument, no vector register, not the stack. The locked additions are over before the
  * jump, so no work is there that is not counted. */
+/* clang-format off */
 __asm__(".text\n.p2align 4\n"
         ".globl mk_count_stubs\n.hidden mk_count_stubs\n.type mk_count_stubs, @function\n"
         ".globl mk_count_stubs_end\n.hidden mk_count_stubs_end\n"
@@ -61,6 +64,7 @@ __asm__(".text\n.p2align 4\n"
         "lea mk_count_target(%rip), %r10\n"
         "jmp *(%r10,%r11,8)\n"
         ".cfi_endproc\n.size mk_count_stubs, . - mk_count_stubs\n");
+/* clang-format on */
 extern const char mk_count_stubs[], mk_count_stubs_end[];
 
 static void *stub_at(uint32_t i)
@@ -251,8 +255,8 @@ static bool seen(void)
 
 bool mk_count_on(void)
 {
-    return mk_count_watching() && mk_count_is_hooked() && seen() && !__atomic_load_n(&over, __ATOMIC_ACQUIRE) &&
-           !met_unknown();
+    return mk_count_watching() && mk_count_is_hooked() && seen() &&
+           !__atomic_load_n(&over, __ATOMIC_ACQUIRE) && !met_unknown();
 }
 
 const char *mk_count_why(char *text, size_t bytes)
@@ -278,7 +282,8 @@ void mk_count_say(void)
         return;
     const int now = __atomic_load_n(&over, __ATOMIC_ACQUIRE) ? ENDED : mk_count_on() ? BEGUN : NOTHING;
     int was = __atomic_load_n(&said, __ATOMIC_RELAXED);
-    if (now <= was || !__atomic_compare_exchange_n(&said, &was, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+    if (now <= was ||
+        !__atomic_compare_exchange_n(&said, &was, now, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
         return;
     if (now == BEGUN)
         MK_INFO("HOOK", "all that is put on the GPU is counted: eager pairs can overlap");

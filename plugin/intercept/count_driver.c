@@ -139,8 +139,8 @@ static int get_proc_v2(const char *symbol, void **fn, int version, uint64_t flag
 static const struct known {
     unsigned char id[16];
     const char *name;
-    /* What it has is bookkeeping (context-local storage, which every call of the runtime reads; buffers of tools; checks;
-     * host memory): left as it is. Otherwise it is counted. */
+    /* What it has is bookkeeping (context-local storage, which every call of the runtime reads; questions about contexts and the
+     * driver; buffers of tools; checks; host memory): left as it is. Otherwise it is counted. */
     bool quiet;
 } known[] = {
     {{0xc6, 0x93, 0x33, 0x6e, 0x11, 0x21, 0xdf, 0x11, 0xa8, 0xc3, 0x68, 0xf3, 0x55, 0xd8, 0x95, 0x93},
@@ -148,6 +148,12 @@ static const struct known {
      true},
     {{0xd4, 0x08, 0x20, 0x55, 0xbd, 0xe6, 0x70, 0x4b, 0x8d, 0x34, 0xba, 0x12, 0x3c, 0x66, 0xe1, 0xf2},
      "checks",
+     true},
+    {{0x26, 0x3e, 0x88, 0x60, 0x7c, 0xd2, 0x61, 0x43, 0x92, 0xf6, 0xbb, 0xd5, 0x00, 0x6d, 0xfa, 0x7e},
+     "contexts",
+     true},
+    {{0xf8, 0xcf, 0xf9, 0x51, 0x21, 0x46, 0x8b, 0x4e, 0xb9, 0xe2, 0xfb, 0x46, 0x9e, 0x7c, 0x0d, 0xd9},
+     "requirements",
      true},
     {{0xa0, 0x94, 0x79, 0x8c, 0x2e, 0x74, 0x2e, 0x74, 0x93, 0xf2, 0x08, 0x00, 0x20, 0x0c, 0x0a, 0x66},
      "tools",
@@ -175,6 +181,7 @@ static const struct known *find(const unsigned char *id)
 }
 
 #define MOST_BYTES 4096
+#define SMALL 65536 /* no address */
 
 /* Its functions lead to stubs. false: it is not what a table looks like, or cannot be written. */
 static bool lead(void **table, const struct known *k, const unsigned char *id)
@@ -189,8 +196,10 @@ static bool lead(void **table, const struct known *k, const unsigned char *id)
         return false;
     for (size_t i = 1; i < bytes / sizeof(void *); i++) {
         void *now = __atomic_load_n(&table[i], __ATOMIC_ACQUIRE);
-        if (!mk_elf_in(&driver, (uintptr_t)now, PF_X))
+        if ((uintptr_t)now < SMALL || mk_count_original(now) != now)
             continue; /* none, or a stub */
+        if (!mk_elf_in(&driver, (uintptr_t)now, PF_X))
+            return false; /* perhaps another table */
         snprintf(name, sizeof(name), "table %s%02x%02x%02x%02x[%zu]", k ? k->name : "", id[0], id[1], id[2],
                  id[3], i);
         if (mk_elf_write(&driver, &table[i], now, mk_count_take(now, name, false)))

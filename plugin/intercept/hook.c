@@ -93,11 +93,13 @@ struct mk_hook mk_hooks[MK_HOOKS] = {
     [MK_HOOK_##name] = {#name, MK_HOOK_##lib, (void (*)(void))hook_##name, NULL, NULL},
     MK_HOOK_ROWS(ROW) MK_HOOK_VOID(ROW)
 #undef ROW
-        [MK_HOOK_cuGetProcAddress] = {"cuGetProcAddress", MK_HOOK_CUDA, (void (*)(void))mk_lookup_proc, NULL, NULL},
+        [MK_HOOK_cuGetProcAddress] = {"cuGetProcAddress", MK_HOOK_CUDA, (void (*)(void))mk_lookup_proc, NULL,
+                                      NULL},
     [MK_HOOK_cuGetProcAddress_v2] = {"cuGetProcAddress_v2", MK_HOOK_CUDA, (void (*)(void))mk_lookup_proc_v2,
                                      NULL, NULL},
     [MK_HOOK_dlsym] = {"dlsym", MK_HOOK_LOADER, mk_lookup_dlsym, NULL, NULL},
     [MK_HOOK_dlvsym] = {"dlvsym", MK_HOOK_LOADER, mk_lookup_dlvsym, NULL, NULL},
+    [MK_HOOK_dlopen] = {"dlopen", MK_HOOK_LOADER, mk_lookup_dlopen, NULL, NULL},
 };
 
 int mk_hook_find(const char *name)

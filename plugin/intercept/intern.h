@@ -51,6 +51,7 @@ MK_HOOK_ASKS(MK_ASK_TYPE)
 /* lookup.c */
 void mk_lookup_dlsym(void);  /* as dlsym; never called by its name */
 void mk_lookup_dlvsym(void); /* as dlvsym */
+void mk_lookup_dlopen(void); /* as dlopen; see mk_lookup_opening */
 /* The same for NVIDIA's own callers, who get what the linker finds: only what came is looked at before. */
 void mk_lookup_pass(void);
 void mk_lookup_vpass(void);
@@ -58,7 +59,9 @@ void *mk_lookup_nothing(void *handle, const char *name);
 /* What these two call: the answer, or NULL, and the real function. */
 void *mk_lookup_answer(void *handle, const char *name);
 void *mk_lookup_vanswer(void *handle, const char *name, const char *version);
-void *mk_lookup_real(int versioned);
+void *mk_lookup_real(int which);
+/* Somebody is about to open a file; always NULL. */
+void *mk_lookup_opening(const char *file);
 int mk_lookup_proc(const char *symbol, void **fn, int version, uint64_t flags);
 int mk_lookup_proc_v2(const char *symbol, void **fn, int version, uint64_t flags, int *status);
 unsigned mk_lookup_missed(void);

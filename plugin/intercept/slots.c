@@ -238,8 +238,8 @@ static int protection(const struct mk_elf *e, uintptr_t p)
     for (int i = 0; i < e->phnum; i++) {
         const uintptr_t at = e->base + e->phdr[i].p_vaddr;
         if (e->phdr[i].p_type == PT_LOAD && p >= at && p < at + e->phdr[i].p_memsz)
-            prot = (e->phdr[i].p_flags & PF_R ? PROT_READ : 0) | (e->phdr[i].p_flags & PF_W ? PROT_WRITE : 0) |
-                   (e->phdr[i].p_flags & PF_X ? PROT_EXEC : 0);
+            prot = (e->phdr[i].p_flags & PF_R ? PROT_READ : 0) |
+                   (e->phdr[i].p_flags & PF_W ? PROT_WRITE : 0) | (e->phdr[i].p_flags & PF_X ? PROT_EXEC : 0);
     }
     return p >= e->relro_low && p < e->relro_high ? prot & ~PROT_WRITE : prot;
 }

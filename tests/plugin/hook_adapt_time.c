@@ -6,8 +6,9 @@
 #include <stdio.h>
 #include <string.h>
 
-static char stamps[4096];            /* "B3 A3": before and after in slot 3; G: before the GEMM; ?3: read; =3: GEMM and K */
-static bool counted;                 /* eager pairs are proved */
+static char
+    stamps[4096];    /* "B3 A3": before and after in slot 3; G: before the GEMM; ?3: read; =3: GEMM and K */
+static bool counted; /* eager pairs are proved */
 static int stamp_error, stamps_over; /* so many are over; further ones are not yet */
 static const void *stamped_on;
 
@@ -39,7 +40,8 @@ static int between(void *comm, uint32_t from, uint32_t to, uint64_t *ns)
 static void start(int rank)
 {
     static struct mk_fuse_ops ops;
-    const struct mk_adapt_options options = {.ops = &ops, .witness = 1, .proved_only = true, .counted = counted};
+    const struct mk_adapt_options options = {
+        .ops = &ops, .witness = 1, .proved_only = true, .counted = counted};
     ops = *rank_ops();
     ops.stamp = stamp;
     ops.between = between;

@@ -25,7 +25,8 @@ static uint64_t at_work; /* the count when the driver's function ran */
     } while (0)
 
 /* The runtime's functions, and the stand-in's record. */
-static void *(*symbol)(const char *), *(*version)(const char *, const char *), *(*proc)(const char *, uint64_t);
+static void *(*symbol)(const char *), *(*version)(const char *, const char *),
+    *(*proc)(const char *, uint64_t);
 static struct stand_driver *driver;
 typedef int (*memset_fn)(uint64_t, unsigned char, size_t, void *);
 
@@ -162,7 +163,7 @@ static void one_that_is_unknown(bool asked)
     CHECK(says(asked ? "is on no list was asked for: cuInternalThing" : "is on no list: cuNewThing"));
 }
 
-static void tables(bool odd)
+static void tables(unsigned char which)
 {
     static const unsigned char storage[16] = {0xc6, 0x93, 0x33, 0x6e, 0x11, 0x21, 0xdf, 0x11,
                                               0xa8, 0xc3, 0x68, 0xf3, 0x55, 0xd8, 0x95, 0x93};
@@ -179,12 +180,12 @@ static void tables(bool odd)
     const uint64_t before = face->total();
     CHECK(fn(5) == driver->works + 5 && face->total() == before && face->counting());
     void *const was = table[0];
-    id[0] = odd ? 2 : 1;
+    id[0] = which;
     void *const *again = NULL;
     CHECK(!get((const void **)&table, id) && !get((const void **)&again, id) && again == table);
-    if (odd) {
-        CHECK(table[0] == was);
-        CHECK(says("a table of functions is not what was expected: 02000000"));
+    if (which != 1) {
+        CHECK(which != 2 || table[0] == was);
+        CHECK(says(which == 2 ? "is not what was expected: 02000000" : "is not what was expected: 03000000"));
         return;
     }
     CHECK(table[0] == (void *)(4 * sizeof(void *)) && !table[2]);
@@ -192,7 +193,22 @@ static void tables(bool odd)
     CHECK(fn(7) == driver->works + 7 && face->total() == before + 1 && at_work == before + 1);
     CHECK(!strncmp(face->last(), "table ", 6) && face->counting());
     id[0] = 9;
-    CHECK(get((const void **)&table, id) == 1 && face->counting()); /* the driver has none */
+    CHECK(get((const void **)&table, id) == 500 && face->counting()); /* the driver has none */
+}
+
+/* dlopen searches where its caller says, and what a name leads to is somebody's file; the driver is there before a file that may
+ * open it in a constructor. */
+static void opens(void)
+{
+    void *(*find)(const char *), *so = open_in("libhook_runtime.so", RTLD_NOW | RTLD_LOCAL);
+    *(void **)&find = dlsym(so, "runtime_find");
+    CHECK(!dlopen("libhook_found.so", RTLD_NOW)); /* not by this program's path */
+    CHECK(strstr(dlerror(), "libhook_found.so"));
+    CHECK(find("libhook_found.so"));
+    CHECK(says("the driver has not been loaded"));
+    CHECK(!find("no-such-torch.so") && strstr(dlerror(), "no-such-torch.so"));
+    CHECK(says("have not both been seen"));
+    CHECK(dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD));
 }
 
 int main(int argc, char **argv)
@@ -205,12 +221,17 @@ int main(int argc, char **argv)
     if (!strcmp(what, "slots") || !strcmp(what, "early")) {
         runtime("libcudart_stand.so");
         if (!strcmp(what, "slots"))
-            CHECK(says("not loaded by LD_PRELOAD") && symbol("cuMemsetD8Async") == face->original(symbol("cuMemsetD8Async")));
+            CHECK(says("not loaded by LD_PRELOAD") &&
+                  symbol("cuMemsetD8Async") == face->original(symbol("cuMemsetD8Async")));
         else
             CHECK(says("it came together with the driver"));
         return failures != 0;
     }
     CHECK(says("the driver has not been loaded"));
+    if (!strcmp(what, "opens")) {
+        opens();
+        return failures != 0;
+    }
     if (!strcmp(what, "together")) {
         open_in("libhook_runtime_linked.so", RTLD_NOW | RTLD_LOCAL);
         runtime("libcudart_stand.so");
@@ -229,7 +250,7 @@ int main(int argc, char **argv)
         dlsym(RTLD_DEFAULT, "main");
         CHECK(says("there is another driver"));
     } else {
-        tables(!strcmp(what, "odd"));
+        tables(!strcmp(what, "table") ? 1 : !strcmp(what, "odd") ? 2 : 3);
     }
     return failures != 0;
 }

@@ -33,6 +33,19 @@ int cuEventQuery(void *event)
     return 600;
 }
 
+int cuInit(unsigned flags)
+{
+    (void)flags;
+    work();
+    return 100; /* no device */
+}
+
+int cuDriverGetVersion(int *n)
+{
+    *n = 13000;
+    return 0;
+}
+
 int cuNewThing(void)
 {
     return work();
@@ -51,22 +64,28 @@ static int in_table(int n)
 
 #define ENTRY(fn) (void *)(uintptr_t)(fn)
 static void *const sane[] = {(void *)(4 * sizeof(void *)), ENTRY(in_table), NULL, ENTRY(in_table)};
+static void *const nested[] = {(void *)(3 * sizeof(void *)), ENTRY(in_table), (void *)(uintptr_t)sane};
 static void *const odd[] = {ENTRY(in_table), ENTRY(in_table)};
 
 int cuGetExportTable(const void **table, const void *id)
 {
     const unsigned char *b = id;
-    *table = b[0] == 1 ? (const void *)sane : (const void *)odd;
-    return b[0] == 9 ? 1 : 0;
+    *table = b[0] == 1                   ? (const void *)sane
+             : b[0] == 2 || b[0] == 0xc6 ? (const void *)odd
+             : b[0] == 3                 ? (const void *)nested
+                                         : NULL;
+    return *table ? 0 : 500;
 }
 
 int stand_proc(const char *symbol, void **fn, uint64_t flags)
 {
-    *fn = !strcmp(symbol, "cuMemsetD8Async")     ? ENTRY(flags & 2 ? inner_memset : cuMemsetD8Async)
-          : !strcmp(symbol, "cuEventQuery")      ? ENTRY(cuEventQuery)
-          : !strcmp(symbol, "cuGetExportTable")  ? ENTRY(cuGetExportTable)
-          : !strcmp(symbol, "cuInternalThing")   ? ENTRY(in_table)
-          : !strcmp(symbol, "cuGraphLaunch")     ? ENTRY(cuGraphLaunch)
-                                                 : NULL;
+    *fn = !strcmp(symbol, "cuMemsetD8Async")      ? ENTRY(flags & 2 ? inner_memset : cuMemsetD8Async)
+          : !strcmp(symbol, "cuEventQuery")       ? ENTRY(cuEventQuery)
+          : !strcmp(symbol, "cuGetExportTable")   ? ENTRY(cuGetExportTable)
+          : !strcmp(symbol, "cuInternalThing")    ? ENTRY(in_table)
+          : !strcmp(symbol, "cuInit")             ? ENTRY(cuInit)
+          : !strcmp(symbol, "cuDriverGetVersion") ? ENTRY(cuDriverGetVersion)
+          : !strcmp(symbol, "cuGraphLaunch")      ? ENTRY(cuGraphLaunch)
+                                                  : NULL;
     return !*fn;
 }

@@ -11,6 +11,8 @@ extern struct stand_driver stand_driver;
 
 int cuMemsetD8Async(uint64_t at, unsigned char value, size_t bytes, void *stream);
 double cuMemcpy3DAsync_v2(int a, double b, int c, int d, int e, int f, int g, int h, double i, long j);
+int cuInit(unsigned flags);
+int cuDriverGetVersion(int *n);
 int cuEventQuery(void *event);
 int cuNewThing(void);
 int cuGetExportTable(const void **table, const void *id);

@@ -40,6 +40,13 @@ void *runtime_version(const char *name, const char *version)
     return p;
 }
 
+/* By this object's own RUNPATH. */
+void *runtime_find(const char *file)
+{
+    void *volatile p = dlopen(file, RTLD_NOW | RTLD_LOCAL);
+    return p;
+}
+
 void *runtime_proc(const char *name, uint64_t flags)
 {
     void *p = NULL;

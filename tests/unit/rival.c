@@ -216,7 +216,8 @@ static void layers_in_turns(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(two_rounds_decide), cmocka_unit_test(timed_together),
+        cmocka_unit_test(two_rounds_decide),
+        cmocka_unit_test(timed_together),
         cmocka_unit_test(overlap_is_what_counts_within_captures),
         cmocka_unit_test(nvlink),
         cmocka_unit_test(what_there_is_to_begin_with),
