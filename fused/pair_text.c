@@ -47,8 +47,10 @@ static const struct {
     [MK_PAIR_ORDER] = {"order", "an earlier operation of the communicator on another stream must end first"},
     [MK_PAIR_EVENT_BETWEEN] = {"event-between", "an event is recorded or waited for between; capture it"},
     [MK_PAIR_INTRUDER] = {"intruder", "something was put on the GPU between"},
-    [MK_PAIR_NO_PROOF] = {"no-proof",
-                          "nothing shows that no other work lies between; capture both in a CUDA graph"},
+    [MK_PAIR_NO_PROOF] =
+        {"no-proof",
+         "nothing shows that no other work lies between; capture both in a CUDA graph, or load the "
+         "library by LD_PRELOAD"},
     [MK_PAIR_WINDOW] = {"window", "buffers registered as windows are not overlapped"},
     [MK_PAIR_UNALIGNED] = {"alignment", "align the buffers to 16 bytes"},
     [MK_PAIR_FORCED] = {"forced", "plain by request"},

@@ -19,7 +19,7 @@
 #include "hook.h"
 #include "slots.h"
 
-/* Before the first round over the loaded objects. preloaded: by LD_PRELOAD. */
+/* Before the first round over the loaded objects. preloaded: by LD_PRELOAD, and eager calls are anybody's business. */
 void mk_count_start(bool preloaded);
 /* Is it to be looked at at all? */
 bool mk_count_watching(void);

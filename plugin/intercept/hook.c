@@ -24,7 +24,8 @@ static bool before(struct mk_hook_event *event)
 static void look(const struct mk_hook_event *event, int result)
 {
     const bool gemm = event->id <= MK_HOOK_cublasLtMatmul;
-    if (!result && mk_count_watching() && (gemm || event->comm)) {
+    const bool coll = event->id >= MK_HOOK_ncclAllReduce && event->id <= MK_HOOK_ncclScatterConfig;
+    if (!result && mk_count_watching() && (gemm || coll)) {
         const bool counted = mk_count_mine() != event->counted;
         if (counted || gemm)
             mk_count_called(mk_hooks[event->id].lib, counted);

@@ -11,7 +11,9 @@
  * own function, such as that of another interposer. Objects that come later are patched at the next hooked call, or
  * call of NCCL into our tuner. By LD_PRELOAD of this file `dlsym` and `dlvsym` are hooked, too, so that functions which
  * others look up by name are ours, cuGetProcAddress among them. They are patched into slots as well: no foreign name is
- * exported, so a program that links this library, or NCCL that opens it, keeps its own `dlsym`.
+ * exported, so a program that links this library, or NCCL that opens it, keeps its own `dlsym`. There the driver's functions
+ * are counted, too, for all callers (count.h): for that the symbols of libcuda are changed, and NVIDIA's libraries' slots of
+ * `dlsym` and `dlvsym`.
  *
  * Not reached, and counted where it can be seen (struct mk_hook_stats): pointers that were looked up before, calls
  * within an object that defines the function or is linked with -Bsymbolic, `dlsym(RTLD_NEXT, ..)`, other namespaces

@@ -493,7 +493,7 @@ int mk_sweep_start(bool lookups)
     const bool again = started;
     if (!again) {
         with_lookups = lookups;
-        mk_count_start(lookups);
+        mk_count_start(lookups && mk_hook_mode() == MK_HOOK_ON);
     }
     __atomic_store_n(&started, true, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&gate);
