@@ -55,7 +55,11 @@ static void run_k(struct mk_pair *p, struct mk_pair_comm *c, const struct mk_pai
 {
     out->comm = c->handle;
     out->order = mk_pair_order_of(p, c, at, &out->node);
+    const struct mk_pair_stream *s = mk_pair_stream_find(p, at);
+    const bool open = s && s->last.any && !s->last.used;
     const enum mk_pair_reason reason = group ? MK_PAIR_GROUPED : mk_pair_how(p, c, e, at, out);
+    if (open)
+        mk_pair_followed(p, &s->last, !reason);
     out->reason = (uint8_t)reason;
     out->act = reason ? MK_PAIR_DO_PLAIN : MK_PAIR_DO_OVERLAP;
     out->fork = group;

@@ -68,6 +68,8 @@ struct mk_pair_site {
     int64_t n, k;
     uint8_t a_type, b_type, c_type, layout, epilogue;
     bool never, always, failed;
+    uint8_t misses,
+        rests; /* eager Gs in a row that nothing overlapped; calls since it is left to the original */
     struct mk_pair_ref comm[4]; /* those whose collective followed, the latest first */
 };
 
@@ -170,6 +172,8 @@ int mk_pair_stream_event(struct mk_pair *p, const struct mk_pair_event *e);
 void mk_pair_learn(struct mk_pair *p, struct mk_pair_comm *c, const struct mk_pair_last *g, bool whole);
 /* Own launches so far that could stand in the way of one on `blocking` streams; counts one more if `launch`. */
 uint64_t mk_pair_own(struct mk_pair *p, uint64_t ctx, bool blocking, bool launch);
+/* An eager G of the stream is over: K overlapped it, or not. */
+void mk_pair_followed(struct mk_pair *p, const struct mk_pair_last *g, bool overlapped);
 bool mk_pair_meet(uint64_t a, uint64_t a_bytes, uint64_t b, uint64_t b_bytes);
 
 /* pair_comm.c */

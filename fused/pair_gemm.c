@@ -173,20 +173,22 @@ static struct mk_pair_site record_of(int64_t n, int64_t k)
     return key;
 }
 
+static struct mk_pair_site key_of(const struct mk_pair_last *l)
+{
+    struct mk_pair_site key = record_of(l->n, l->k);
+    key.weight = MUTANT(221) ? 1 : l->b;
+    key.a_type = l->a_type, key.b_type = l->b_type, key.c_type = l->c_type;
+    key.layout = l->layout, key.epilogue = l->epilogue;
+    return key;
+}
+
 void mk_pair_learn(struct mk_pair *p, struct mk_pair_comm *c, const struct mk_pair_last *g, bool whole)
 {
-    struct mk_pair_site key = record_of(g->n, g->k);
+    const struct mk_pair_site record = record_of(g->n, g->k), key = key_of(g);
     const struct mk_pair_ref comm = mk_pair_ref_of(p, c);
-    followed_by(site_get(p, &key), comm);
-    if (!whole)
-        return;
-    key.weight = MUTANT(221) ? 1 : g->b;
-    key.a_type = g->a_type;
-    key.b_type = g->b_type;
-    key.c_type = g->c_type;
-    key.layout = g->layout;
-    key.epilogue = g->epilogue;
-    followed_by(site_get(p, &key), comm);
+    followed_by(site_get(p, &record), comm);
+    if (whole)
+        followed_by(site_get(p, &key), comm);
 }
 
 /* The latest communicator whose collective followed this site and that lives. */
@@ -198,6 +200,32 @@ static struct mk_pair_comm *expected(struct mk_pair *p, const struct mk_pair_sit
             return c;
     }
     return NULL;
+}
+
+/* G has fewer blocks than the original and gains nothing by itself, so where it is never overlapped it makes the program slower.
+ * Captured ones are known by their edges, and deterministic ones may not change. */
+#define MISSES 4
+#define RESTS 64
+
+void mk_pair_followed(struct mk_pair *p, const struct mk_pair_last *g, bool overlapped)
+{
+    const struct mk_pair_site key = key_of(g);
+    struct mk_pair_site *s = site_find(p, &key);
+    if (!s || !g->ran_g || g->capture || !p->options.proved_only)
+        return;
+    s->misses = overlapped ? 0 : s->misses < MISSES ? s->misses + 1 : MISSES;
+    s->rests = 0;
+}
+
+static bool rests(struct mk_pair_site *s)
+{
+    if (!s || s->misses < MISSES)
+        return false;
+    if (++s->rests < RESTS)
+        return true;
+    s->rests = 0;
+    s->misses = MISSES - 1; /* one more try */
+    return false;
 }
 
 /* ---- what G can do ---- */
@@ -316,8 +344,11 @@ static enum mk_pair_reason once_known(struct mk_pair *p, const struct mk_pair_si
     out->comm = out->timed ? (*c)->handle : 0;
     if (reason)
         return MK_PAIR_NOT_FUSED;
-    const bool provable = at->capture || (at->counted && !p->uncounted);
-    return p->options.proved_only && !provable ? MK_PAIR_NO_PROOF : MK_PAIR_OK;
+    if (!p->options.proved_only || at->capture)
+        return MK_PAIR_OK;
+    if (!at->counted || p->uncounted)
+        return MK_PAIR_NO_PROOF;
+    return rests(s) ? MK_PAIR_UNFOLLOWED : MK_PAIR_OK;
 }
 
 static enum mk_pair_reason choose(struct mk_pair *p, const struct mk_pair_event *e, struct mk_pair_last *l,
@@ -327,13 +358,7 @@ static enum mk_pair_reason choose(struct mk_pair *p, const struct mk_pair_event 
     const enum mk_pair_reason reason = fit(p, g, l);
     if (reason)
         return reason;
-    struct mk_pair_site key = record_of(g->n, g->k);
-    key.weight = MUTANT(221) ? 1 : g->b;
-    key.a_type = g->a_type;
-    key.b_type = g->b_type;
-    key.c_type = g->c_type;
-    key.layout = g->layout;
-    key.epilogue = g->epilogue;
+    const struct mk_pair_site key = key_of(l);
     return p->options.deterministic ? from_the_first(p, &key, g, c)
                                     : once_known(p, &key, g, &e->at, c, l, out);
 }
@@ -361,13 +386,13 @@ int mk_pair_gemm_step(struct mk_pair *p, const struct mk_pair_event *e, struct m
         out->reason = MK_PAIR_STREAMS;
         return 0;
     }
+    if (s->last.any && s->last.done && !s->last.used)
+        mk_pair_followed(p, &s->last, false);
     const enum mk_pair_reason reason = choose(p, e, &l, &c, out);
     l.reason = (uint8_t)reason;
     out->reason = (uint8_t)reason;
     out->act = reason ? MK_PAIR_DO_ORIGINAL : MK_PAIR_DO_G;
     if (!reason) {
-        out->timed = 0;
-        out->comm = 0;
         l.ran_g = true;
         l.descriptor = e->at.capture ? MK_PAIR_OWN_DESCRIPTOR : (int32_t)(s - p->streams);
         l.generation = e->at.capture ? ++p->pairs : ++s->generation;
@@ -391,10 +416,8 @@ int mk_pair_gemm_step(struct mk_pair *p, const struct mk_pair_event *e, struct m
 static void gave_up(struct mk_pair *p, struct mk_pair_stream *s)
 {
     struct mk_pair_last *l = &s->last;
-    struct mk_pair_site key = record_of(l->n, l->k), *site;
-    key.weight = l->b;
-    key.a_type = l->a_type, key.b_type = l->b_type, key.c_type = l->c_type;
-    key.layout = l->layout, key.epilogue = l->epilogue;
+    const struct mk_pair_site key = key_of(l);
+    struct mk_pair_site *site;
     if (!l->capture)
         s->generation--; /* it never ran */
     l->ran_g = false;

@@ -47,8 +47,10 @@ static const struct {
     [MK_PAIR_ORDER] = {"order", "an earlier operation of the communicator on another stream must end first"},
     [MK_PAIR_EVENT_BETWEEN] = {"event-between", "an event is recorded or waited for between; capture it"},
     [MK_PAIR_INTRUDER] = {"intruder", "something was put on the GPU between"},
-    [MK_PAIR_NO_PROOF] = {"no-proof",
-                          "nothing shows that no other work lies between; capture both in a CUDA graph"},
+    [MK_PAIR_NO_PROOF] =
+        {"no-proof",
+         "nothing shows that no other work lies between; capture both in a CUDA graph, or load the "
+         "library by LD_PRELOAD"},
     [MK_PAIR_WINDOW] = {"window", "buffers registered as windows are not overlapped"},
     [MK_PAIR_UNALIGNED] = {"alignment", "align the buffers to 16 bytes"},
     [MK_PAIR_FORCED] = {"forced", "plain by request"},
@@ -59,6 +61,9 @@ static const struct {
     [MK_PAIR_UNKNOWN_SITE] = {"unknown-site", "no collective was seen after this GEMM yet"},
     [MK_PAIR_NEVER] = {"never", "MK_DETERMINISTIC=1 and first called before MK_FUSE_START"},
     [MK_PAIR_NOT_FUSED] = {"not-fused", "the collective that follows goes to NCCL"},
+    [MK_PAIR_UNFOLLOWED] = {"unfollowed",
+                            "the lines of its collective say why nothing overlapped it; tried again "
+                            "now and then"},
     [MK_PAIR_GEMM_DTYPE] = {"gemm-dtype", "only bf16 and fp16, the same for A, B and C"},
     [MK_PAIR_SCALARS] = {"scalars", "alpha 1 and beta 0 from the host, C not read"},
     [MK_PAIR_COMPUTE] = {"compute-type", "only plain fp32 accumulation"},
@@ -104,7 +109,7 @@ int mk_pair_line(const struct mk_pair_event *e, const struct mk_pair_out *out, c
     const char *key = out->act == MK_PAIR_DO_OVERLAP ? "proof" : "reason";
     const char *why = out->act != MK_PAIR_DO_OVERLAP     ? mk_pair_reason_name(out->reason)
                       : out->proof == MK_PAIR_BY_CAPTURE ? "capture"
-                                                         : "counters";
+                                                         : "driver";
     char address[24];
     if (e->kind == MK_PAIR_EV_GEMM)
         return snprintf(text, bytes, "fuse gemm n=%lld k=%lld %s: %s %s=%s", (long long)e->u.gemm.n,

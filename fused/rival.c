@@ -11,7 +11,8 @@
  *   long:                                              done = (g - g / rounds) / (narrow * k), at most 1
  *   together:                                          g + (1 - done) * k
  *
- * against GEMM and NCCL one after the other. Seen on two H200, over NVLink (narrow 4) and an emulated network (1): 1251 us and
+ * against GEMM and NCCL one after the other. Where outside of captures most of a round's Ks overlapped their GEMMs (proof=driver), what
+ * the two took together stands in place of the estimate. Seen on two H200, over NVLink (narrow 4) and an emulated network (1): 1251 us and
  * 1256 estimated, 710 and 705, 384 and 380 (1629 and 1704, G being better than its tiles say). */
 #include "mk/rival.h"
 #include "choose.h"
@@ -26,8 +27,8 @@ struct mk_rival {
     struct rival_class {
         struct mk_choose_times times;
         uint64_t gemm[MK_CHOOSE_ROUND], g[MK_CHOOSE_ROUND], window[MK_CHOOSE_ROUND];
-        int gemms, score;
-        uint32_t overlapped, plain; /* captured */
+        int gemms, togethers, score; /* of this round but for the score */
+        uint32_t overlapped, plain;  /* captured */
     } class[MK_PAIR_CLASSES];
 };
 
@@ -104,7 +105,8 @@ bool mk_rival_note(struct mk_rival *r, const struct mk_rival_sample *s, struct m
     if (!choice.in_round || choice.way != s->nccl)
         return false; /* no turn of a round */
     if (c->times.round != choice.round)
-        c->gemms = 0;
+        c->gemms = c->togethers = 0;
+    c->togethers += s->together;
     if (s->gemm_ns && c->gemms < MK_CHOOSE_ROUND) {
         c->gemm[c->gemms] = s->gemm_ns;
         with_room(&r->share, s->gemm_ns, s->tiles, &c->g[c->gemms], &c->window[c->gemms]);
@@ -116,16 +118,19 @@ bool mk_rival_note(struct mk_rival *r, const struct mk_rival_sample *s, struct m
     if (c->times.rounds == rounds)
         return false;
     const uint64_t k = c->times.median[0], nccl = c->times.median[1];
-    const bool pair = c->gemms > MK_CHOOSE_ROUND / 2;
+    const bool pair = c->gemms > MK_CHOOSE_ROUND / 2, timed = c->togethers > MK_CHOOSE_ROUND / 4;
     const uint64_t gemm = pair ? mk_choose_median(c->gemm, c->gemms) : 0;
-    const uint64_t pair_ns =
-        pair ? together(&r->share, mk_choose_median(c->g, c->gemms), mk_choose_median(c->window, c->gemms), k)
-             : k;
+    const uint64_t pair_ns = pair && timed ? gemm + k
+                             : pair        ? together(&r->share, mk_choose_median(c->g, c->gemms),
+                                                      mk_choose_median(c->window, c->gemms), k)
+                                           : k;
     if (other)
         set(&r->word, eager, !s->now);
     const bool now = r->word & captured, overlaps = pair && c->plain <= c->overlapped;
     const uint64_t ours = overlaps ? pair_ns : k, theirs = overlaps ? gemm + nccl : nccl;
-    if (mk_choose_won(&c->score, mk_choose_points(now ? theirs : ours, now ? ours : theirs)))
+    /* What K takes by itself is not known where it was timed with its GEMM. */
+    if ((!timed || overlaps) &&
+        mk_choose_won(&c->score, mk_choose_points(now ? theirs : ours, now ? ours : theirs)))
         set(&r->word, captured, !now);
     *out = (struct mk_rival_round){.k_ns = k,
                                    .nccl_ns = nccl,

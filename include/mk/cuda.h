@@ -198,6 +198,8 @@ struct mk_cuda {
 
 /* The driver, or NULL: then *why, if not NULL, is one sentence. Opened once; thread safe. Does not initialise CUDA. */
 const struct mk_cuda *mk_cuda_open(const char **why);
+/* Before the first open: what the linker finds may be another's function in front of the driver's, and fn tells the latter. */
+void mk_cuda_behind(void *(*fn)(void *found));
 /* Is p in the memory of a GPU? Also a driver that is too old for the rest answers this. */
 bool mk_cuda_owns(const void *p);
 /* Logs "WHAT: CUDA_ERROR_X" and returns MK_ERR_CUDA. */

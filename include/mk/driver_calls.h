@@ -11,7 +11,8 @@ enum mk_driver_call {
     MK_DRIVER_QUIET = 1,    /* puts nothing on a stream */
     MK_DRIVER_ENQUEUES = 2, /* may: counted before the real call */
     MK_DRIVER_LOOKUP = 3,   /* cuGetProcAddress: what it hands out has to be the counting functions */
-    MK_DRIVER_ENDS = 4      /* cuGetExportTable: what it hands out cannot be counted */
+    MK_DRIVER_ENDS =
+        4 /* cuGetExportTable: what it hands out has no names; it is counted, or left as known, or the proof ends */
 };
 
 /* By the symbol's full name ("cuMemcpyAsync_ptsz") or by the plain one that cuGetProcAddress takes. */

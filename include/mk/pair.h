@@ -76,6 +76,7 @@ enum mk_pair_reason {
     MK_PAIR_UNKNOWN_SITE, /* no collective was seen after it yet */
     MK_PAIR_NEVER,        /* deterministic, and its first call was too early */
     MK_PAIR_NOT_FUSED,    /* the collective that will follow goes to NCCL */
+    MK_PAIR_UNFOLLOWED,   /* outside of captures nothing overlapped it, some times in a row */
     MK_PAIR_GEMM_DTYPE,
     MK_PAIR_SCALARS, /* alpha is not 1, beta not 0, C is not D, or they are on the device */
     MK_PAIR_COMPUTE, /* pedantic, 16F, TF32, emulated, scaled */
@@ -268,7 +269,7 @@ struct mk_pair_out {
     uint64_t generation; /* of G in that descriptor, from 1 on; a captured pair: its serial number */
     uint64_t number;     /* operation number of a collective */
     /* Of a collective whose time counts, in K's turn or NCCL's: its class, its number among those, and whether NCCL is what
-     * is decided for the class. Of a GEMM that stays the original: whether that of the collective behind it will. */
+     * is decided for the class. Of a GEMM: whether that of the collective behind it will. */
     uint64_t nth;
     uint8_t timed, class, now;
     uint64_t

@@ -22,11 +22,12 @@ struct mk_rival_sample {
     uint32_t tiles;   /* of that GEMM's output, as G cuts it: 128 x 256 */
     uint32_t class;
     bool nccl, now; /* whose turn it was; mk_pair_out.now */
+    bool together;  /* K overlapped its GEMM: ns is what the two took less gemm_ns, the original's */
 };
 /* What a round of a class came to, for the log. */
 struct mk_rival_round {
     uint64_t k_ns, nccl_ns, gemm_ns; /* medians; gemm 0: none */
-    uint64_t pair_ns;                /* G and K together, as estimated */
+    uint64_t pair_ns;                /* G and K together, as estimated, or as most were timed */
     bool eager, captured;            /* NCCL is wished for, outside and within captures */
     bool changed;
 };

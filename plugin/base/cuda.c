@@ -19,6 +19,13 @@ static const struct {
 #undef ROW
 };
 
+static void *(*behind)(void *); /* atomic */
+
+void mk_cuda_behind(void *(*fn)(void *found))
+{
+    __atomic_store_n(&behind, fn, __ATOMIC_RELEASE);
+}
+
 static void open_once(void)
 {
     void *so = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -29,6 +36,9 @@ static void open_once(void)
     for (size_t i = 0; i < sizeof(functions) / sizeof(functions[0]); i++) {
         void **slot = (void **)((char *)&table + functions[i].offset);
         *slot = dlsym(so, functions[i].symbol);
+        void *(*real)(void *) = __atomic_load_n(&behind, __ATOMIC_ACQUIRE);
+        if (real)
+            *slot = real(*slot);
         if (!*slot && !reason[0])
             snprintf(reason, sizeof(reason),
                      "the CUDA driver is too old: it lacks %s (12.0 or later is needed)",

@@ -13,7 +13,7 @@
 static const char *why(const struct mk_explain_row *r)
 {
     if (r->act == MK_PAIR_DO_OVERLAP)
-        return r->proof == MK_PAIR_BY_CAPTURE ? "capture" : "counters";
+        return r->proof == MK_PAIR_BY_CAPTURE ? "capture" : "driver";
     return mk_pair_reason_name(r->reason);
 }
 

@@ -3,6 +3,7 @@
 /* The adapter's lock, who hears of hooked calls, and the life of communicators. */
 #include "../nccl/face.h"
 #include "adapt_in.h"
+#include "count.h"
 #include "setup.h"
 #include "mk/err.h"
 #include "mk/log.h"
@@ -70,6 +71,7 @@ void mk_adapt_line(const struct mk_pair_event *e, const struct mk_pair_out *out,
         return;
     line->event = *e;
     line->out = *out;
+    line->by = out->reason == MK_PAIR_INTRUDER && !e->at.capture && mk_count_on() ? mk_count_last() : NULL;
 }
 
 void mk_adapt_say(const struct mk_adapt_line *line)
@@ -81,6 +83,20 @@ void mk_adapt_say(const struct mk_adapt_line *line)
     mk_pair_line(&line->event, &line->out, line->event.kind == MK_PAIR_EV_GEMM ? NULL : site, text,
                  sizeof(text));
     MK_INFO("HOOK", "%s", text);
+    if (line->by)
+        MK_INFO("HOOK", "between the GEMM and the collective of %s: %s", site, line->by);
+}
+
+void mk_adapt_replays(void)
+{
+    const uint64_t graphs = mk_count_graphs();
+    struct mk_pair_event e = {.kind = MK_PAIR_EV_REPLAY};
+    struct mk_pair_out out;
+    if (mk_adapt.graphs == graphs)
+        return;
+    mk_adapt.graphs = graphs;
+    e.at.ctx = e.at.stream = UINT64_MAX; /* on whatever stream */
+    mk_adapt_step(&e, &out);
 }
 
 int mk_adapt_event(struct mk_pair_event *e)

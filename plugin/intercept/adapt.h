@@ -7,8 +7,9 @@
  * What is not known about a call never changes whether K or NCCL runs, which all ranks decide alike: a stream that cannot
  * be identified makes K plain, and keeps a GEMM the original.
  *
- * Proof by counters: only the driver functions of table.h are counted, which are not all that enqueue, so it is given only
- * where the caller of mk_adapt_start says that they are (stand-ins). Proof by capture needs no hooks. */
+ * Proof by counters: by count.h, where all that enqueues is counted (LD_PRELOAD); the driver functions of table.h, which are not
+ * all, come on top and do where the caller of mk_adapt_start says that they are all (stand-ins). Proof by capture needs no
+ * hooks. */
 #pragma once
 #include "hook.h"
 #include "mk/fuse.h"

@@ -3,6 +3,7 @@
 /* Where a call puts its work: stream and context by ids that the driver never gives twice, capture and what the next
  * node would depend on; and where it comes from. */
 #include "adapt_in.h"
+#include "count.h"
 #include <link.h>
 #include <stdio.h>
 
@@ -112,8 +113,8 @@ bool mk_adapt_at(void *stream, struct mk_pair_at *at)
     at->ctx = s.ctx;
     at->stream = s.stream;
     at->blocking = s.blocking;
-    at->counted = mk_adapt.counted;
-    at->enqueues = mk_adapt.enqueues;
+    at->counted = mk_adapt.counted || mk_count_on();
+    at->enqueues = mk_adapt.enqueues + mk_count_total();
     if (status == 1) {
         at->capture = capture;
         keep_last(deps, ndeps, at);

@@ -127,16 +127,18 @@ bool mk_adapt_gemm(struct mk_hook_event *h, const struct mk_pair_gemm *gemm)
         e.u.gemm.flags |= MK_PAIR_NO_G;
     else if (!mk_adapt_at(stream, &e.at) || !mk_adapt.ops->can(gemm))
         e.u.gemm.flags |= MK_PAIR_CANNOT;
+    if (mk_adapt.ops)
+        mk_adapt_replays();
     const int ret = mk_adapt_step(&e, &out);
     line.any = false;
     if (!ret) {
         mk_adapt_line(&e, &out, &line);
+        if (mk_adapt.ops)
+            mk_adapt_time_gemm(&out, gemm, stream);
         if (out.act == MK_PAIR_DO_G) {
             answered = launch_g(&e, &out, stream);
             gemm_done(stream, answered ? 0 : MK_ERR_CUDA);
         }
-        if (!answered && mk_adapt.ops)
-            mk_adapt_time_gemm(&out, gemm, stream);
         /* How it ended matters where a site may be learned from it. */
         if (!answered && (out.act == MK_PAIR_DO_G || out.reason == MK_PAIR_UNKNOWN_SITE))
             h->keep = KEEP_STEPPED;
@@ -314,6 +316,7 @@ bool mk_adapt_coll(struct mk_hook_event *h, const struct mk_pair_coll *coll, boo
     }
     if (mk_adapt.ops) {
         mk_adapt_failed(h->comm);
+        mk_adapt_replays();
         mk_adapt_at(h->stream, &e.at); /* of no known stream: K is plain */
         e.u.coll.late = mk_adapt.ops->late && mk_adapt.ops->late(h->comm);
     }
@@ -385,6 +388,7 @@ static void take(const struct held *held, bool simulated)
     struct mk_adapt_line line;
     int ret;
     mk_adapt_lock();
+    mk_adapt_replays();
     mk_adapt_at(held->stream, &e.at);
     line.any = false;
     if ((ret = mk_adapt_step(&e, &out)) == 0) {

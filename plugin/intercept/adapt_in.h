@@ -10,13 +10,16 @@ struct mk_adapt {
     struct mk_pair *pair;
     const struct mk_fuse_ops *ops;
     bool counted;
-    uint64_t enqueues; /* counted so far, of all contexts */
+    uint64_t enqueues; /* counted so far, of all contexts; those of stubs (count.h) come on top */
+    uint64_t graphs;   /* launches of graphs that the recogniser was told of */
 };
 /* Under the lock. */
 extern struct mk_adapt mk_adapt;
 void mk_adapt_lock(void);
 void mk_adapt_unlock(void);
 
+/* Before a GEMM or a collective is decided: graphs that nobody but the stubs have seen. */
+void mk_adapt_replays(void);
 /* One step, and what it asks for but the log line. Under the lock. */
 int mk_adapt_step(struct mk_pair_event *e, struct mk_pair_out *out);
 /* A decision whose line is asked for; mk_adapt_say prints it, without the lock. */
@@ -24,6 +27,7 @@ struct mk_adapt_line {
     bool any;
     struct mk_pair_event event;
     struct mk_pair_out out;
+    const char *by; /* an intruder's name, if it is known */
 };
 void mk_adapt_line(const struct mk_pair_event *e, const struct mk_pair_out *out, struct mk_adapt_line *line);
 void mk_adapt_say(const struct mk_adapt_line *line);
@@ -45,7 +49,7 @@ bool mk_adapt_group_start(struct mk_hook_event *h);
 void mk_adapt_group_end(bool simulated);
 void mk_adapt_group_ended(struct mk_hook_event *h);
 
-/* adapt_time.c, under the lock, where there are kernels. A GEMM that stays the original comes on `stream`. */
+/* adapt_time.c, under the lock, where there are kernels. A GEMM comes on `stream`, ours or the original. */
 void mk_adapt_time_gemm(const struct mk_pair_out *out, const struct mk_pair_gemm *gemm, void *stream);
 /* A collective has been decided, outside of a group. Not 0: _end follows, with that. */
 uint32_t mk_adapt_time_begin(const struct mk_pair_event *e, const struct mk_pair_out *out, void *stream);

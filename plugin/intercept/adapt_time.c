@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
 /* Times of K and of NCCL's collective in their turns (mk_pair_out.timed), on rank 0 of a communicator: time stamps before and
- * after the call on its stream, and before the GEMM in front of it; read when later calls come. What they say becomes the
+ * after the call on its stream, and before the GEMM in front of it. Nothing may lie between a G and the K that overlaps it, so these two
+ * are timed together, and what the original took by itself at those sizes is taken off. Read when later calls come. What they say becomes the
  * state word that set-up proposes (mk/rival.h). All under the adapter's lock. */
 #include "adapt_in.h"
 #include "setup.h"
@@ -13,6 +14,7 @@
 
 /* Calls whose times have not been read. A stream that is further behind loses the round. */
 #define PENDING (MK_FUSE_STAMPS / 3)
+#define ORIGINALS 32
 enum { OF_GEMM, BEFORE, AFTER };
 
 struct timed {
@@ -21,13 +23,18 @@ struct timed {
     struct mk_rival *rival;
     struct {
         struct mk_rival_sample sample;
-        bool gemm, ended;
+        bool gemm, ours, ended; /* ours: that GEMM was G */
+        uint64_t key;
     } at[PENDING];
     uint32_t head, n;
     bool gemm; /* the stamp of the slot that comes next is on this stream (NULL is one), for this output */
     const void *gemm_stream;
-    uint64_t gemm_c;
+    uint64_t gemm_c, gemm_key;
     uint32_t gemm_tiles;
+    bool gemm_ours;
+    struct { /* what the original took when it was timed last, by its sizes */
+        uint64_t key, ns;
+    } original[ORIGINALS];
 };
 static struct timed *list;
 
@@ -78,6 +85,17 @@ static uint32_t stamp_of(uint32_t slot, uint32_t which)
     return slot * 3 + which;
 }
 
+static uint64_t key_of(const struct mk_pair_gemm *g)
+{
+    const uint64_t part[] = {(uint64_t)g->m, (uint64_t)g->n, (uint64_t)g->k, g->layout};
+    uint64_t key = 0;
+    for (int i = 0; i < 4; i++) {
+        key = (key ^ part[i]) * UINT64_C(0x9e3779b97f4a7c15);
+        key ^= key >> 29;
+    }
+    return key | 1;
+}
+
 void mk_adapt_time_gemm(const struct mk_pair_out *out, const struct mk_pair_gemm *gemm, void *stream)
 {
     struct timed *t = out->timed ? get((void *)(uintptr_t)out->comm) : NULL;
@@ -86,6 +104,8 @@ void mk_adapt_time_gemm(const struct mk_pair_out *out, const struct mk_pair_gemm
     t->gemm = !mk_adapt.ops->stamp(t->comm, stream, stamp_of((t->head + t->n) % PENDING, OF_GEMM));
     t->gemm_stream = stream;
     t->gemm_c = gemm->c;
+    t->gemm_ours = out->act == MK_PAIR_DO_G;
+    t->gemm_key = key_of(gemm);
     t->gemm_tiles = (uint32_t)((gemm->m + 127) / 128 * ((gemm->n + 255) / 256));
 }
 
@@ -109,10 +129,14 @@ uint32_t mk_adapt_time_begin(const struct mk_pair_event *e, const struct mk_pair
     const bool gemm = t->gemm && t->gemm_stream == stream && t->gemm_c == e->u.coll.send;
     t->gemm = false;
     const uint32_t slot = (t->head + t->n) % PENDING;
-    if (!timed || t->n == PENDING || mk_adapt.ops->stamp(comm, stream, stamp_of(slot, BEFORE)))
+    const bool together = out->act == MK_PAIR_DO_OVERLAP;
+    if (!timed || t->n == PENDING || (together && !gemm) ||
+        (!together && mk_adapt.ops->stamp(comm, stream, stamp_of(slot, BEFORE))))
         return 0;
-    t->at[slot].sample =
-        (struct mk_rival_sample){.nth = out->nth, .class = out->class, .nccl = !k, .now = out->now};
+    t->at[slot].sample = (struct mk_rival_sample){
+        .nth = out->nth, .class = out->class, .nccl = !k, .now = out->now, .together = together};
+    t->at[slot].ours = t->gemm_ours;
+    t->at[slot].key = t->gemm_key;
     t->at[slot].sample.tiles = gemm ? t->gemm_tiles : 0;
     t->at[slot].gemm = gemm;
     t->at[slot].ended = false;
@@ -156,6 +180,32 @@ static void propose(struct timed *t, const struct mk_rival_sample *s, const stru
     mk_rival_line(s->class, r, t->comm, news->text, sizeof(news->text));
 }
 
+/* Reads slot i. 0, AGAIN, or another error: it has no time. */
+static int read_slot(struct timed *t, uint32_t i)
+{
+    struct mk_rival_sample *s = &t->at[i].sample;
+    const uint32_t at = (uint32_t)(t->at[i].key % ORIGINALS);
+    const bool original = t->at[i].gemm && !t->at[i].ours;
+    uint64_t gemm_ns = 0;
+    int ret = mk_adapt.ops->between(t->comm, stamp_of(i, s->together ? OF_GEMM : BEFORE), stamp_of(i, AFTER),
+                                    &s->ns);
+    if (!ret && original)
+        ret = mk_adapt.ops->between(t->comm, stamp_of(i, OF_GEMM), stamp_of(i, BEFORE), &gemm_ns);
+    if (ret)
+        return ret;
+    if (original) {
+        t->original[at].key = t->at[i].key;
+        t->original[at].ns = gemm_ns;
+    } else if (t->at[i].gemm && t->original[at].key == t->at[i].key) {
+        gemm_ns = t->original[at].ns;
+    }
+    s->gemm_ns = gemm_ns;
+    if (!s->together)
+        return 0;
+    s->ns = s->ns > gemm_ns ? s->ns - gemm_ns : 1;
+    return gemm_ns ? 0 : MK_ERR_INVALID;
+}
+
 void mk_adapt_time_read(const void *comm, struct mk_adapt_news *news)
 {
     struct timed *t = list ? find(comm) : NULL;
@@ -163,13 +213,7 @@ void mk_adapt_time_read(const void *comm, struct mk_adapt_news *news)
     news->text[0] = 0;
     while (t && t->n && t->at[t->head].ended) {
         struct mk_rival_sample *s = &t->at[t->head].sample;
-        const bool any = s->class < MK_PAIR_CLASSES;
-        int ret = !any ? MK_ERR_INVALID
-                       : mk_adapt.ops->between(t->comm, stamp_of(t->head, BEFORE), stamp_of(t->head, AFTER),
-                                               &s->ns);
-        if (!ret && t->at[t->head].gemm)
-            ret = mk_adapt.ops->between(t->comm, stamp_of(t->head, OF_GEMM), stamp_of(t->head, BEFORE),
-                                        &s->gemm_ns);
+        const int ret = s->class < MK_PAIR_CLASSES ? read_slot(t, t->head) : MK_ERR_INVALID;
         if (ret == MK_ERR_AGAIN)
             return;
         t->head = (t->head + 1) % PENDING;

@@ -2,6 +2,7 @@
  * Copyright mKernel authors */
 /* The hooks themselves, made from table.h, and who hears of their calls. */
 #include "intern.h"
+#include "count.h"
 #include "mk/err.h"
 
 static uint64_t calls[MK_HOOKS];
@@ -14,12 +15,28 @@ static bool before(struct mk_hook_event *event)
     __atomic_fetch_add(&calls[event->id], 1, __ATOMIC_RELAXED);
     mk_sweep_check(false);
     const mk_hook_fn fn = __atomic_load_n(&consumer, __ATOMIC_ACQUIRE);
-    return fn && fn(event);
+    const bool answered = fn && fn(event);
+    event->counted = mk_count_mine();
+    return answered;
+}
+
+/* The original has returned: was what it enqueued counted? */
+static void look(const struct mk_hook_event *event, int result)
+{
+    const bool gemm = event->id <= MK_HOOK_cublasLtMatmul;
+    const bool coll = event->id >= MK_HOOK_ncclAllReduce && event->id <= MK_HOOK_ncclScatterConfig;
+    if (!result && mk_count_watching() && (gemm || coll)) {
+        const bool counted = mk_count_mine() != event->counted;
+        if (counted || gemm)
+            mk_count_called(mk_hooks[event->id].lib, counted);
+        mk_count_say();
+    }
 }
 
 /* What the call returns: the consumer may change it. */
 static int after(struct mk_hook_event *event, int result)
 {
+    look(event, result);
     const mk_hook_fn fn = __atomic_load_n(&consumer, __ATOMIC_ACQUIRE);
     if (!fn)
         return result;
@@ -43,7 +60,7 @@ static int after(struct mk_hook_event *event, int result)
                                   .caller = __builtin_return_address(0)};                                    \
     fn_##name_ fn;                                                                                           \
     if (before(&event))
-#define ORIGINAL(name) *(void **)&fn = mk_hook_original(MK_HOOK_##name)
+#define ORIGINAL(name) *(void **)&fn = mk_hook_through(MK_HOOK_##name)
 
 /* A function without arguments is declared (void). */
 #define LIST(name, what) MK_ARGS_##name(what, COMMA)
@@ -74,14 +91,16 @@ MK_HOOK_VOID(HOOK_VOID)
 
 struct mk_hook mk_hooks[MK_HOOKS] = {
 #define ROW(lib, name, comm, stream)                                                                         \
-    [MK_HOOK_##name] = {#name, MK_HOOK_##lib, (void (*)(void))hook_##name, NULL},
+    [MK_HOOK_##name] = {#name, MK_HOOK_##lib, (void (*)(void))hook_##name, NULL, NULL},
     MK_HOOK_ROWS(ROW) MK_HOOK_VOID(ROW)
 #undef ROW
-        [MK_HOOK_cuGetProcAddress] = {"cuGetProcAddress", MK_HOOK_CUDA, (void (*)(void))mk_lookup_proc, NULL},
+        [MK_HOOK_cuGetProcAddress] = {"cuGetProcAddress", MK_HOOK_CUDA, (void (*)(void))mk_lookup_proc, NULL,
+                                      NULL},
     [MK_HOOK_cuGetProcAddress_v2] = {"cuGetProcAddress_v2", MK_HOOK_CUDA, (void (*)(void))mk_lookup_proc_v2,
-                                     NULL},
-    [MK_HOOK_dlsym] = {"dlsym", MK_HOOK_LOADER, mk_lookup_dlsym, NULL},
-    [MK_HOOK_dlvsym] = {"dlvsym", MK_HOOK_LOADER, mk_lookup_dlvsym, NULL},
+                                     NULL, NULL},
+    [MK_HOOK_dlsym] = {"dlsym", MK_HOOK_LOADER, mk_lookup_dlsym, NULL, NULL},
+    [MK_HOOK_dlvsym] = {"dlvsym", MK_HOOK_LOADER, mk_lookup_dlvsym, NULL, NULL},
+    [MK_HOOK_dlopen] = {"dlopen", MK_HOOK_LOADER, mk_lookup_dlopen, NULL, NULL},
 };
 
 int mk_hook_find(const char *name)

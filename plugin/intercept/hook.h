@@ -11,7 +11,9 @@
  * own function, such as that of another interposer. Objects that come later are patched at the next hooked call, or
  * call of NCCL into our tuner. By LD_PRELOAD of this file `dlsym` and `dlvsym` are hooked, too, so that functions which
  * others look up by name are ours, cuGetProcAddress among them. They are patched into slots as well: no foreign name is
- * exported, so a program that links this library, or NCCL that opens it, keeps its own `dlsym`.
+ * exported, so a program that links this library, or NCCL that opens it, keeps its own `dlsym`. There the driver's functions
+ * are counted, too, for all callers (count.h): for that the symbols of libcuda are changed, and NVIDIA's libraries' slots of
+ * `dlsym` and `dlvsym`.
  *
  * Not reached, and counted where it can be seen (struct mk_hook_stats): pointers that were looked up before, calls
  * within an object that defines the function or is linked with -Bsymbolic, `dlsym(RTLD_NEXT, ..)`, other namespaces
@@ -32,6 +34,7 @@ struct mk_hook_event {
     void *stream;     /* of the arguments; for the others mk_hook_stream() */
     const void *caller; /* where the call returns to */
     uint64_t keep;      /* the consumer's, from before to after */
+    uint64_t counted;   /* mk_count_mine() before the original */
 };
 
 /* Sees every call twice, before and after, on the calling thread; it may be called by many threads at once. Before:

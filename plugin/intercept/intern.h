@@ -17,6 +17,7 @@ struct mk_hook {
     enum mk_hook_lib lib;
     void (*ours)(void);
     void *original;
+    void *through; /* the stub that counts and then is the original (count.h); NULL: none */
 };
 extern struct mk_hook mk_hooks[MK_HOOKS];
 /* The id of a name; -1: not hooked. */
@@ -24,6 +25,12 @@ int mk_hook_find(const char *name);
 static inline void *mk_hook_original(int id)
 {
     return __atomic_load_n(&mk_hooks[id].original, __ATOMIC_ACQUIRE);
+}
+
+static inline void *mk_hook_through(int id)
+{
+    void *p = __atomic_load_n(&mk_hooks[id].through, __ATOMIC_ACQUIRE);
+    return p ? p : mk_hook_original(id);
 }
 
 static inline void *mk_hook_ours(int id)
@@ -44,10 +51,17 @@ MK_HOOK_ASKS(MK_ASK_TYPE)
 /* lookup.c */
 void mk_lookup_dlsym(void);  /* as dlsym; never called by its name */
 void mk_lookup_dlvsym(void); /* as dlvsym */
+void mk_lookup_dlopen(void); /* as dlopen; see mk_lookup_opening */
+/* The same for NVIDIA's own callers, who get what the linker finds: only what came is looked at before. */
+void mk_lookup_pass(void);
+void mk_lookup_vpass(void);
+void *mk_lookup_nothing(void *handle, const char *name);
 /* What these two call: the answer, or NULL, and the real function. */
 void *mk_lookup_answer(void *handle, const char *name);
 void *mk_lookup_vanswer(void *handle, const char *name, const char *version);
-void *mk_lookup_real(int versioned);
+void *mk_lookup_real(int which);
+/* Somebody is about to open a file; always NULL. */
+void *mk_lookup_opening(const char *file);
 int mk_lookup_proc(const char *symbol, void **fn, int version, uint64_t flags);
 int mk_lookup_proc_v2(const char *symbol, void **fn, int version, uint64_t flags, int *status);
 unsigned mk_lookup_missed(void);

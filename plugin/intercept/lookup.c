@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
-/* Lookups by name: dlsym and dlvsym (from LD_PRELOAD only), cuGetProcAddress.
+/* Lookups by name: dlsym and dlvsym (from LD_PRELOAD only), cuGetProcAddress; and dlopen, before which the driver is opened.
  *
  * dlsym looks at who calls it: RTLD_NEXT and RTLD_DEFAULT start from the caller's object, and a result found so keeps
  * that object from being unloaded. So a lookup that is not answered by a hook is a jump to the real function with the
  * caller's return address and arguments as they were, which a compiler promises nowhere; hence the assembler. Only a
  * hooked name under a handle of dlopen, for which the caller does not matter, is looked up from here. RTLD_DEFAULT from
  * here sees the global scope, which the caller's begins with; what is not found there is left to the caller's own
- * lookup. RTLD_NEXT is never answered. */
+ * lookup. RTLD_NEXT is never answered. dlopen looks at its caller's
+ * RUNPATH, and is a jump always. */
+#include "count.h"
 #include "intern.h"
 #include <dlfcn.h>
 #include <string.h>
@@ -39,7 +41,7 @@ static int asked(void *handle, const char *name)
 /* The hook where the library's own function was found; another definition stands. */
 static void *answer(int id, void *found)
 {
-    if (found && found == mk_hook_original(id))
+    if (found && mk_count_original(found) == mk_hook_original(id))
         return mk_hook_ours(id);
     if (found && found != mk_hook_ours(id))
         miss();
@@ -67,9 +69,44 @@ __attribute__((used)) void *mk_lookup_vanswer(void *handle, const char *name, co
     return answer(id, real(handle, name, version));
 }
 
-__attribute__((used)) void *mk_lookup_real(int versioned)
+__attribute__((used)) void *mk_lookup_real(int which)
 {
-    return mk_hook_original(versioned ? MK_HOOK_dlvsym : MK_HOOK_dlsym);
+    static const int ids[] = {MK_HOOK_dlsym, MK_HOOK_dlvsym, MK_HOOK_dlopen};
+    return mk_hook_original(ids[which]);
+}
+
+/* The constructor of cuBLAS opens the driver, and looks up what it needs, before its dlopen returns to anybody whom we could have
+ * asked. So the driver is opened before such a file is. */
+static bool brings_driver(const char *file)
+{
+    static const char *const words[] = {"torch", "cuda", "cublas",   "cudnn",  "nccl",  "cupy",
+                                        "jax",   "xla",  "tensorrt", "triton", "paddle"};
+    for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++)
+        if (strstr(file, words[i]))
+            return true;
+    return false;
+}
+
+__attribute__((used)) void *mk_lookup_opening(const char *file)
+{
+    static int opened;
+    if (!file || !mk_count_watching() || __atomic_load_n(&opened, __ATOMIC_RELAXED) || !brings_driver(file) ||
+        __atomic_exchange_n(&opened, 1, __ATOMIC_RELAXED))
+        return NULL;
+    mk_sweep_check(true); /* what has come so far has nothing to do with it */
+    if (dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL))
+        mk_sweep_check(true);
+    else
+        dlerror(); /* nobody else's error */
+    return NULL;
+}
+
+__attribute__((used)) void *mk_lookup_nothing(void *handle, const char *name)
+{
+    (void)handle;
+    (void)name;
+    mk_sweep_check(true);
+    return NULL;
 }
 
 #if MK_HOOK_HERE
@@ -97,7 +134,19 @@ __attribute__((used)) void *mk_lookup_real(int versioned)
             ".cfi_endproc\n.size " #name ", . - " #name "\n")
 FORWARD(mk_lookup_dlsym, mk_lookup_answer, 0);
 FORWARD(mk_lookup_dlvsym, mk_lookup_vanswer, 1);
+FORWARD(mk_lookup_dlopen, mk_lookup_opening, 2);
+FORWARD(mk_lookup_pass, mk_lookup_nothing, 0);
+FORWARD(mk_lookup_vpass, mk_lookup_nothing, 1);
 #else
+void mk_lookup_dlopen(void)
+{
+}
+void mk_lookup_pass(void)
+{
+}
+void mk_lookup_vpass(void)
+{
+}
 void mk_lookup_dlsym(void)
 {
 }
@@ -114,11 +163,11 @@ static void *driver(const char *symbol, int version, void *found)
     if (id == MK_HOOK_cuGetProcAddress || id == MK_HOOK_cuGetProcAddress_v2)
         return mk_hook_ours(version >= 12000 ? MK_HOOK_cuGetProcAddress_v2 : id);
     for (int i = 0; i < MK_HOOKS; i++)
-        if (mk_hooks[i].lib == MK_HOOK_CUDA && found == mk_hook_original(i))
+        if (mk_hooks[i].lib == MK_HOOK_CUDA && mk_count_original(found) == mk_hook_original(i))
             return mk_hook_ours(i);
     if (id >= 0 && mk_hooks[id].lib == MK_HOOK_CUDA)
         miss();
-    return found;
+    return mk_count_found(symbol, version, found);
 }
 
 /* Our hook of a name may be handed out only if we know what it forwards to. */

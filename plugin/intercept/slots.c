@@ -229,3 +229,82 @@ int mk_elf_store(const struct mk_elf *e, void **slot, void *from, void *to)
         mprotect((void *)page, page_size(), PROT_READ);
     return done ? 0 : MK_ERR_AGAIN;
 }
+
+/* ---- words that are no slots ---- */
+
+static int protection(const struct mk_elf *e, uintptr_t p)
+{
+    int prot = 0;
+    for (int i = 0; i < e->phnum; i++) {
+        const uintptr_t at = e->base + e->phdr[i].p_vaddr;
+        if (e->phdr[i].p_type == PT_LOAD && p >= at && p < at + e->phdr[i].p_memsz)
+            prot = (e->phdr[i].p_flags & PF_R ? PROT_READ : 0) |
+                   (e->phdr[i].p_flags & PF_W ? PROT_WRITE : 0) | (e->phdr[i].p_flags & PF_X ? PROT_EXEC : 0);
+    }
+    return p >= e->relro_low && p < e->relro_high ? prot & ~PROT_WRITE : prot;
+}
+
+/* [from, to) is of one protection. What runs there meanwhile goes on. */
+static int open_pages(const struct mk_elf *e, uintptr_t from, uintptr_t to, bool open)
+{
+    const uintptr_t page = page_size(), at = from & ~(page - 1);
+    const int prot = protection(e, from);
+    if (prot & PROT_WRITE)
+        return 0;
+    return mprotect((void *)at, ((to + page - 1) & ~(page - 1)) - at, open ? prot | PROT_WRITE : prot)
+               ? MK_ERR_SYSTEM
+               : 0;
+}
+
+int mk_elf_write(const struct mk_elf *e, void **word, void *from, void *to)
+{
+    const uintptr_t at = (uintptr_t)word;
+    if (open_pages(e, at, at + sizeof(*word), true))
+        return MK_ERR_SYSTEM;
+    const bool done = __atomic_compare_exchange_n(word, &from, to, false, __ATOMIC_RELEASE, __ATOMIC_RELAXED);
+    open_pages(e, at, at + sizeof(*word), false);
+    return done ? 0 : MK_ERR_AGAIN;
+}
+
+/* How many symbols there are: nothing says it but the tables for finding them. */
+static size_t symbols(const struct mk_elf *e)
+{
+    if (e->hash)
+        return e->hash[1];
+    if (!e->gnu_hash)
+        return 0;
+    const uint32_t nbuckets = e->gnu_hash[0], first = e->gnu_hash[1];
+    const uint32_t *buckets = e->gnu_hash + 4 + e->gnu_hash[2] * (sizeof(ElfW(Addr)) / sizeof(uint32_t));
+    const uint32_t *chain = buckets + nbuckets;
+    uint32_t last = 0;
+    for (uint32_t i = 0; i < nbuckets; i++)
+        last = buckets[i] > last ? buckets[i] : last;
+    if (last < first)
+        return 0;
+    while (!(chain[last - first] & 1))
+        last++;
+    return last + 1;
+}
+
+int mk_elf_lead(const struct mk_elf *e, void *(*instead)(void *p, const char *name))
+{
+    const size_t n = symbols(e);
+    const uintptr_t from = (uintptr_t)e->sym, to = from + n * sizeof(*e->sym);
+    bool indirect = false;
+    if (!n || !mk_elf_holds(e, to - 1))
+        return MK_ERR_UNSUPPORTED;
+    if (open_pages(e, from, to, true))
+        return MK_ERR_SYSTEM;
+    for (size_t i = 1; i < n; i++) {
+        ElfW(Sym) *s = (ElfW(Sym) *)(uintptr_t)&e->sym[i];
+        const int type = ELF64_ST_TYPE(s->st_info);
+        if (s->st_shndx == SHN_UNDEF || s->st_shndx == SHN_ABS || (type != STT_FUNC && type != STT_GNU_IFUNC))
+            continue;
+        void *p = instead((void *)(e->base + s->st_value), e->str + s->st_name);
+        indirect |= p && type == STT_GNU_IFUNC;
+        if (p && type == STT_FUNC) /* the linker adds the base again, modulo 2^64 */
+            __atomic_store_n(&s->st_value, (uintptr_t)p - e->base, __ATOMIC_RELEASE);
+    }
+    open_pages(e, from, to, false);
+    return indirect ? MK_ERR_UNSUPPORTED : 0;
+}

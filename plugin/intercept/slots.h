@@ -41,3 +41,9 @@ void mk_elf_imports(const struct mk_elf *e, mk_elf_visit visit, void *ctx);
 /* Replaces `from` by `to` in a slot; its page keeps its protection. 0; MK_ERR_AGAIN: the slot is another one by now, or
  * the object is still being relocated by another thread; else the slot cannot be written. */
 int mk_elf_store(const struct mk_elf *e, void **slot, void *from, void *to);
+
+/* Calls instead(address, name) for every function that the object defines, and makes its symbol lead to what that returns
+ * (NULL: as it is), for all who look it up from now on. 0, or an error: the table cannot be written, or counted. */
+int mk_elf_lead(const struct mk_elf *e, void *(*instead)(void *p, const char *name));
+/* Replaces `from` by `to` in a word of the object's data, whose page keeps its protection. Not while it is relocated. */
+int mk_elf_write(const struct mk_elf *e, void **word, void *from, void *to);

@@ -2,6 +2,8 @@
  * Copyright mKernel authors */
 /* Start and end: when the object is loaded, by NCCL as a plugin or by LD_PRELOAD, and MK_FUSE asks for interception. */
 #include "adapt.h"
+#include "count.h"
+#include "mk/cuda.h"
 #include "mk/err.h"
 #include "mk/log.h"
 #include "mk/param.h"
@@ -92,6 +94,7 @@ __attribute__((constructor)) static void start(void)
     if (mode == MK_HOOK_OFF)
         return;
     const bool lookups = preloaded(mk_env("LD_PRELOAD"));
+    mk_cuda_behind(mk_count_original); /* what we launch is not counted */
     const char *why = adapt(mode);
     if (mk_hook_start(mode, lookups))
         MK_WARN("HOOK", "%s", mk_last_error());
@@ -111,6 +114,7 @@ __attribute__((destructor)) static void end(void)
     struct mk_hook_stats s;
     mk_hook_get_stats(&s);
     mk_adapt_report();
+    mk_count_report();
     for (int id = 0; id < MK_HOOK_EVENTS; id++)
         if (mk_hook_calls((enum mk_hook_id)id))
             MK_INFO("HOOK", "%s: %llu calls", mk_hook_name((enum mk_hook_id)id),

@@ -8,6 +8,7 @@
  * dl_iterate_phdr) cannot be in a circle with us. Only fork waits, so that no child is made while one of us holds the
  * dynamic linker's lock, which nobody would release in the child. */
 #include "slots.h"
+#include "count.h"
 #include "intern.h"
 #include "mk/err.h"
 #include "mk/log.h"
@@ -71,7 +72,8 @@ struct known {
 };
 
 static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
-static bool started; /* atomic */
+static bool started;      /* atomic */
+static bool driver_known; /* atomic; the driver's symbols have been dealt with */
 /* All below: under the gate. */
 static bool with_lookups;
 static unsigned long long seen_adds, seen_subs;
@@ -172,10 +174,50 @@ static bool is_known(const void *phdr, uintptr_t base, int hint)
 struct round {
     unsigned long long adds, subs;
     int index;
+    bool first; /* the first pass of all: what is not known has come since the last round */
     bool fresh; /* a library came or went: every object anew */
     bool gone[MK_HOOK_LIBS];
     unsigned patched;
+    char news[64]; /* an object that came now and that could have looked something up */
 };
+
+/* The driver has come: its functions are handed out as stubs from now on. */
+static void counted(const struct mk_elf *e)
+{
+    mk_count_driver(e);
+    __atomic_store_n(&driver_known, true, __ATOMIC_RELEASE);
+    for (int id = 0; id < MK_HOOK_EVENTS; id++)
+        if (mk_hooks[id].lib == MK_HOOK_CUDA && mk_hook_original(id))
+            __atomic_store_n(&mk_hooks[id].through, mk_count_stub(mk_hook_original(id)), __ATOMIC_RELEASE);
+}
+
+/* Libraries of the driver: what they look up is the driver's own business. */
+static bool of_driver(const char *path)
+{
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    return library_of(path) == MK_HOOK_CUDA || !strncmp(name, "libnvidia-", 10) ||
+           !strncmp(name, "libcudadebugger", 15);
+}
+
+static void asks_linker(void *ctx, const struct mk_elf *e, void **slot, const char *name, bool jump)
+{
+    (void)e, (void)slot, (void)jump;
+    *(bool *)ctx |= !strcmp(name, "dlsym") || !strcmp(name, "dlvsym") ||
+                    (name[0] == 'c' && name[1] == 'u' && name[2] >= 'A' && name[2] <= 'Z');
+}
+
+/* An object came in the same round as the driver: it was not patched while it could already look the driver's functions up. */
+static void came_with(const struct mk_elf *e, struct round *r)
+{
+    bool could = false;
+    if (!r->first || r->news[0] || of_driver(e->name))
+        return;
+    mk_elf_imports(e, asks_linker, &could);
+    for (size_t i = 0; could && e->name[i] && i + 1 < sizeof(r->news); i++)
+        r->news[i] = e->name[i];
+    if (could && !r->news[0])
+        r->news[0] = '?';
+}
 
 static void find_libraries(const struct mk_elf *e)
 {
@@ -184,10 +226,14 @@ static void find_libraries(const struct mk_elf *e)
         if (lib[l].phdr == e->phdr || (l == MK_HOOK_LOADER ? lib[l].phdr != NULL || !with_lookups
                                                            : which != l && which != MK_HOOK_LIBS))
             continue;
+        if (which == MK_HOOK_CUDA && l == which && lib[l].phdr)
+            mk_count_end("there is another driver", e->name);
         if ((l == MK_HOOK_LOADER || which == l) && !lib[l].phdr) {
             if (take(e, l)) {
                 lib[l].phdr = e->phdr;
                 stats.lib[l] = true;
+                if (l == MK_HOOK_CUDA)
+                    counted(e);
             }
         } else if (l != MK_HOOK_LOADER && defines(e, l)) {
             lib[l].foreign = true;
@@ -208,12 +254,17 @@ static int first_pass(struct dl_phdr_info *info, size_t size, void *ctx)
             r->gone[l] = false;
     if (is_known(info->dlpi_phdr, info->dlpi_addr, r->index++) || !mk_elf_read(info, &e) || ours(&e))
         return 0;
+    if (mk_count_watching() && !lib[MK_HOOK_CUDA].phdr)
+        came_with(&e, r);
     bool had[MK_HOOK_LIBS];
     for (int l = 0; l < MK_HOOK_LIBS; l++)
         had[l] = lib[l].phdr != NULL;
     find_libraries(&e);
     for (int l = 0; l < MK_HOOK_LIBS; l++)
-        r->fresh |= !had[l] && lib[l].phdr;
+        if (!had[l] && lib[l].phdr) {
+            r->fresh = true;
+            r->gone[l] = false; /* taken once: what its symbols lead to changes with it */
+        }
     return 0;
 }
 
@@ -230,7 +281,7 @@ static void slot_of(void *ctx, const struct mk_elf *e, void **slot, const char *
     if (now == mk_hook_ours(id))
         return;
     const bool unused = jump && mk_elf_in(e, (uintptr_t)now, PF_X);
-    if (now != original && !(unused && !lib[mk_hooks[id].lib].foreign)) {
+    if (mk_count_original(now) != original && !(unused && !lib[mk_hooks[id].lib].foreign)) {
         stats.left++;
         return;
     }
@@ -250,6 +301,27 @@ static void slot_of(void *ctx, const struct mk_elf *e, void **slot, const char *
     }
 }
 
+/* NVIDIA's lookups are not answered: that what came is looked at before them is all. */
+static void pass_slot(void *ctx, const struct mk_elf *e, void **slot, const char *name, bool jump)
+{
+    const int id = name[0] == 'd' ? mk_hook_find(name) : -1;
+    void *now = __atomic_load_n(slot, __ATOMIC_ACQUIRE), *to;
+    if (id != MK_HOOK_dlsym && id != MK_HOOK_dlvsym)
+        return;
+    void (*pass)(void) = id == MK_HOOK_dlsym ? mk_lookup_pass : mk_lookup_vpass;
+    (void)ctx;
+    memcpy(&to, &pass, sizeof(to));
+    if (now == to)
+        return;
+    const int ret = now == mk_hook_original(id) || (jump && mk_elf_in(e, (uintptr_t)now, PF_X))
+                        ? mk_elf_store(e, slot, now, to)
+                        : MK_ERR_UNSUPPORTED;
+    if (ret == MK_ERR_AGAIN)
+        pending = true;
+    else if (ret)
+        mk_count_end("its lookups cannot be seen", e->name);
+}
+
 static int second_pass(struct dl_phdr_info *info, size_t size, void *ctx)
 {
     struct round *r = ctx;
@@ -264,6 +336,9 @@ static int second_pass(struct dl_phdr_info *info, size_t size, void *ctx)
     if (mk_elf_read(info, &e) && !ours(&e) && library_of(e.name) == MK_HOOK_LIBS) {
         stats.objects++;
         mk_elf_imports(&e, slot_of, r);
+    } else if (with_lookups && mk_count_watching() && mk_elf_read(info, &e) && !ours(&e) &&
+               !of_driver(e.name)) {
+        mk_elf_imports(&e, pass_slot, r);
     }
     if (pending && pending_turns > PENDING_TURNS) {
         pending = false; /* its pages are never protected: left alone */
@@ -293,7 +368,12 @@ static unsigned rounds(void)
         memset(&r, 0, sizeof(r));
         for (int l = 0; l < MK_HOOK_LIBS; l++)
             r.gone[l] = true;
+        const bool driver = lib[MK_HOOK_CUDA].phdr != NULL;
+        r.first = turn == 0;
         dl_iterate_phdr(first_pass, &r);
+        r.first = false;
+        if (!driver && lib[MK_HOOK_CUDA].phdr && r.news[0])
+            mk_count_end("it came together with the driver", r.news);
         const bool left = r.subs != seen_subs;
         for (int l = 0; l < MK_HOOK_LIBS; l++)
             if (lib[l].phdr && r.gone[l]) {
@@ -358,6 +438,8 @@ void mk_sweep_check(bool wait)
     if (!__atomic_load_n(&started, __ATOMIC_ACQUIRE))
         return;
     for (int i = 0; pthread_mutex_trylock(&gate); i++) {
+        if (wait && i >= WAITS && !__atomic_load_n(&driver_known, __ATOMIC_ACQUIRE))
+            mk_count_end("a lookup could not wait for a round", "");
         if (!wait || i >= WAITS)
             return;
         sched_yield();
@@ -370,6 +452,7 @@ void mk_sweep_check(bool wait)
     pthread_mutex_unlock(&gate);
     if (patched)
         report(patched);
+    mk_count_say();
     errno = saved;
 }
 
@@ -395,10 +478,12 @@ void mk_sweep_walk(int (*visit)(struct dl_phdr_info *, size_t, void *), void *ct
 static void before_fork(void)
 {
     pthread_mutex_lock(&gate);
+    mk_count_fork(true);
 }
 
 static void after_fork(void)
 {
+    mk_count_fork(false);
     pthread_mutex_unlock(&gate);
 }
 
@@ -406,8 +491,10 @@ int mk_sweep_start(bool lookups)
 {
     pthread_mutex_lock(&gate);
     const bool again = started;
-    if (!again)
+    if (!again) {
         with_lookups = lookups;
+        mk_count_start(lookups && mk_hook_mode() == MK_HOOK_ON);
+    }
     __atomic_store_n(&started, true, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&gate);
     if (again)

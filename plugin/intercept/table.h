@@ -176,7 +176,8 @@ struct mk_hook_nccl_id { /* ncclUniqueId, passed by value */
     X(CUDA, cuGetProcAddress)                                                                                \
     X(CUDA, cuGetProcAddress_v2)                                                                             \
     X(LOADER, dlsym)                                                                                         \
-    X(LOADER, dlvsym)
+    X(LOADER, dlvsym)                                                                                        \
+    X(LOADER, dlopen)
 /* What we ask the libraries ourselves: found in their own tables as the originals are, never hooked. */
 #define MK_HOOK_ASKS(X)                                                                                      \
     X(CUBLAS, cublasGetStream_v2, (void *handle, void **stream))                                             \

@@ -5,6 +5,8 @@
 #   right   linear layers and their all-reduce, eager and in graphs, with MK_FUSE=on: right, the same bits on all ranks, and
 #           at least OVERLAPS (5) of the captured pairs overlapped on each rank, by the library's own count
 #   hostile programs around a pair in which a careless interception would go wrong (CASES: which; all)
+#   eager   eager pairs with the file in LD_PRELOAD: those with nothing between overlap, in a loop and in programs that put something
+#           between; `hostile` once more so; what was counted of the driver's functions (LOGS)
 #   groups  the same with groups of operations, threads and more communicators (CASES)
 #   random  SEED (1): random programs for SECONDS_EACH (20) seconds, of one communicator, then of two
 #   tuned   the same programs with MK_TUNER=on: K and NCCL in turns, and whichever was faster
@@ -19,7 +21,7 @@
 set -u
 build=$(cd "${1:-build}" && pwd) || exit 2
 [ $# -gt 0 ] && shift
-[ $# -gt 0 ] || set -- right hostile groups random tuned train tp compile ends times
+[ $# -gt 0 ] || set -- right hostile eager groups random tuned train tp compile ends times
 command -v nvidia-cuda-mps-control >/dev/null || { echo "skip: gpu.torch: no nvidia-cuda-mps-control"; exit 77; }
 python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || { echo "skip: gpu.torch: no PyTorch with a GPU"; exit 77; }
 here=$(dirname "$0") so=$build/lib/libnccl-net-mkernel.so t=${TOPOLOGY:-2x1} failed=0 sms=${SMS:-132}
@@ -97,6 +99,23 @@ for part in "$@"; do
         LIMIT=${LIMIT:-150} job "$part" on "$part" ${CASES:-}
         counted "$part"
         reasons "$part"
+        ;;
+    eager)
+        # shellcheck disable=SC2086
+        PRELOAD=1 MK_LOG=trace LIMIT=${LIMIT:-150} job eager on eager ${CASES:-}
+        cat "$logs"/eager.*.err | grep -o 'eager pairs .*\|between the GEMM and .*' | sort | uniq -c | sort -rn | head -8
+        sed -nE 's/.*counted ([^:]+): ([0-9]+)$/\2 \1/p' "$logs/eager.0.err" | sort -rn | head -"${COUNTED:-24}" |
+            awk '{line = line ", " $2 " " $3 " " $1} END {print "counted on rank 0: " substr(line, 3)}'
+        for ((rank = 0; rank < ranks; rank++)); do
+            grep -q 'eager pairs can overlap' "$logs/eager.$rank.err" || { echo "FAILED: rank $rank has no proof"; failed=1; }
+        done
+        counted eager
+        reasons eager
+        [ -n "${CASES:-}" ] || {
+            PRELOAD=1 LIMIT=${LIMIT:-150} job eager.hostile on hostile
+            counted eager.hostile
+            reasons eager.hostile
+        }
         ;;
     random)
         for groups in ${GROUPS_EACH:-1 2}; do

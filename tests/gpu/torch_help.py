@@ -72,6 +72,21 @@ def settle(group=None, n=120):
         time.sleep(0.0 if CPU else 0.01)
 
 
+def triton_kernel():
+    """Doubles its tensor; None where Triton cannot be used, with the reason."""
+    try:
+        import triton
+
+        from torch_triton import twice
+
+        x = torch.ones(2048, device=device)
+        twice[(2,)](x, 2048, BLOCK=1024)
+        gpu.synchronize()
+        return lambda y: twice[(triton.cdiv(y.numel(), 1024),)](y, y.numel(), BLOCK=1024), ""
+    except Exception as e:  # no Triton, no compiler for its launchers
+        return None, f"{type(e).__name__} {str(e).splitlines()[0] if str(e) else ''}"
+
+
 def layer(x, w, b=None, group=None):
     y = F.linear(x, w, b)
     dist.all_reduce(y, group=group)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from torch_cases import M, N, both, case, made, main
-from torch_help import CPU, capture, device, exact, expect, fail, gpu, rank, ranks, same, say
+from torch_help import CPU, capture, device, exact, expect, fail, gpu, rank, ranks, same, say, triton_kernel
 
 
 # ---- between the GEMM and the all-reduce ----
@@ -41,21 +41,6 @@ def in_place():
 
     both("a kernel in place", f, [2 * a.want])
     expect("reason=intruder", 1)
-
-
-def triton_kernel():
-    """Doubles its tensor; None where Triton cannot be used, with the reason."""
-    try:
-        import triton
-
-        from torch_triton import twice
-
-        x = torch.ones(2048, device=device)
-        twice[(2,)](x, 2048, BLOCK=1024)
-        gpu.synchronize()
-        return lambda y: twice[(triton.cdiv(y.numel(), 1024),)](y, y.numel(), BLOCK=1024), ""
-    except Exception as e:  # no Triton, no compiler for its launchers
-        return None, f"{type(e).__name__} {str(e).splitlines()[0] if str(e) else ''}"
 
 
 @case

@@ -4,6 +4,7 @@
  * product's. A test takes it by dlsym, once that object was opened, or preloaded. */
 #pragma once
 #include "plugin/intercept/adapt.h"
+#include "plugin/intercept/count.h"
 
 struct hook_face {
     uint64_t (*calls)(enum mk_hook_id id);
@@ -17,6 +18,11 @@ struct hook_face {
     bool (*comm)(uint64_t handle, struct mk_pair_comm_facts *out);
     bool (*count)(struct mk_pair_counts *out);
     const char *(*reason)(uint32_t reason);
+    bool (*counting)(void); /* count.h */
+    const char *(*why)(char *text, size_t bytes);
+    uint64_t (*total)(void);
+    const char *(*last)(void);
+    void *(*original)(void *p);
 };
 const struct hook_face *hook_face(void);
 

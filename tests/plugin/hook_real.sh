@@ -38,4 +38,22 @@ if command -v python3 >/dev/null && python3 -c 'import ctypes' 2>/dev/null; then
 else
     echo "note: no python3 with ctypes: lookups by name are not tried"
 fi
+
+# NVIDIA's runtime, shared and within cuBLAS and NCCL, over a stand-in for the driver that has no device: what they look up of it
+# comes to us, and they say what they say without us.
+mkdir "$out/driver" && ln -s "$folder/libcuda.so.1" "$out/driver/libcuda.so.1"
+export LD_LIBRARY_PATH="$out/driver:$libraries"
+for runtime in 'r = ctypes.CDLL("libcudart.so.13")
+print(r.cudaGetDeviceCount(ctypes.byref(n)), n.value, r.cudaDeviceSynchronize())' 'b = ctypes.CDLL("libcublas.so.13")
+print(b.cublasCreate_v2(ctypes.byref(ctypes.c_void_p())))' 'c = ctypes.CDLL("libnccl.so.2")
+print(c.ncclCommInitAll(ctypes.byref(ctypes.c_void_p()), 1, None))'; do
+    code="import ctypes
+n = ctypes.c_int(-1)
+$runtime"
+    want=$(python3 -c "$code") || continue
+    got=$(LD_PRELOAD=$object MK_FUSE=on MK_LOG=trace python3 -c "$code" 2>"$out/log")
+    [ "$got" = "$want" ] || { echo "a runtime: $got, wanted $want"; failed=1; }
+    grep -q 'counted cuInit: [1-9]' "$out/log" || { echo "a call was not counted:"; tail -n 3 "$out/log"; failed=1; }
+    grep -q 'cannot be counted' "$out/log" && { grep 'cannot be counted' "$out/log"; failed=1; }
+done
 exit $failed

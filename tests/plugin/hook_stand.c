@@ -2,7 +2,7 @@
  * Copyright mKernel authors */
 /* Stand-ins for libcublas, libcublasLt, libnccl and libcuda (HOOK_STAND says which): every function writes down its
  * arguments and how often it was called, and returns what it was told to. */
-#include "hook_stand.h"
+#include "hook_driver.h"
 #include <string.h>
 
 static struct stand_record records[MK_HOOKS];
@@ -91,7 +91,6 @@ struct stand_record *RECORD(int id)
 /* As the driver: by name and version; an unknown name is an error and the pointer NULL. */
 int cuGetProcAddress_v2(const char *symbol, void **fn, int version, uint64_t flags, int *status)
 {
-    (void)flags;
     int (*const launch)(PARAMS(cuLaunchKernel)) = cuLaunchKernel;
     int (*const launch_ex)(PARAMS(cuLaunchKernelEx)) = cuLaunchKernelEx;
     int (*const proc)(const char *, void **, int, uint64_t) = cuGetProcAddress;
@@ -105,6 +104,8 @@ int cuGetProcAddress_v2(const char *symbol, void **fn, int version, uint64_t fla
         memcpy(fn, &proc_v2, sizeof(proc_v2));
     else if (!strcmp(symbol, "cuGetProcAddress"))
         memcpy(fn, &proc, sizeof(proc));
+    else if (stand_proc(symbol, fn, flags))
+        *fn = NULL;
     if (status)
         *status = *fn ? 0 : 1;
     return *fn ? 0 : 500;

@@ -418,7 +418,7 @@ static void log_lines_have_words_for_all(void **state)
     PAIR(&s, &g, 0, G, OK, OVERLAP, OK);
     mk_pair_line(&e, &s.out, NULL, text, sizeof(text));
     assert_string_equal(text,
-                        "fuse comm=0x1000 op=AllReduce n=131072 bf16 site=0xca11: OVERLAP proof=counters");
+                        "fuse comm=0x1000 op=AllReduce n=131072 bf16 site=0xca11: OVERLAP proof=driver");
     sim_end(&s);
 }
 

@@ -157,6 +157,42 @@ static void proof_by_counters(void **state)
     sim_end(&s);
 }
 
+/* Where a GEMM without a proof stays the original, one that is never overlapped becomes it again, for a while. */
+static void nothing_overlaps_it(void **state)
+{
+    const struct mk_pair_options options = {.witness = SIM_W, .proved_only = 1};
+    struct sim s;
+    (void)state;
+    sim_start(&s, &options);
+    sim_fused(&s, 0);
+    const struct mk_pair_gemm g = W1, other = sim_gemm_of(2);
+    const struct mk_pair_coll c = sim_coll_of(0, &g);
+    LEARN(&s, &g, 0);
+    LEARN(&s, &other, 0);
+    for (int i = 0; i < 3; i++) {
+        EXPECT(&s, sim_gemm(&s, 0, &g), G, OK);
+        sim_foreign(&s, 0);
+        EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, INTRUDER);
+    }
+    PAIR(&s, &g, 0, G, OK, OVERLAP, OK); /* not in a row */
+    for (int i = 0; i < 3; i++)
+        EXPECT(&s, sim_gemm(&s, 0, &g), G, OK); /* no collective: known when the next one comes */
+    EXPECT(&s, sim_gemm(&s, 0, &g), G, OK);
+    for (int i = 0; i < 63; i++)
+        PAIR(&s, &g, 0, ORIGINAL, UNFOLLOWED, PLAIN, ORIGINAL);
+    PAIR(&s, &other, 0, G, OK, OVERLAP, OK); /* another site */
+    sim_capture(&s, 1);
+    EXPECT(&s, sim_gemm(&s, 1, &g), G, OK);
+    EXPECT(&s, sim_coll(&s, 1, &c), OVERLAP, OK); /* a capture is its own proof */
+    sim_captured(&s, 1);
+    EXPECT(&s, sim_gemm(&s, 0, &g), G, OK); /* one try, and it fails */
+    for (int i = 0; i < 63; i++)
+        PAIR(&s, &g, 0, ORIGINAL, UNFOLLOWED, PLAIN, ORIGINAL);
+    PAIR(&s, &g, 0, G, OK, OVERLAP, OK); /* and one that does not */
+    PAIR(&s, &g, 0, G, OK, OVERLAP, OK);
+    sim_end(&s);
+}
+
 static void proof_ends_for_the_process(void **state)
 {
     WITH_RANK;
@@ -302,6 +338,7 @@ int pair_rules_start(void)
         cmocka_unit_test(plain_when_the_result_goes_where_g_works),
         cmocka_unit_test(ranges_have_the_leading_dimension),
         cmocka_unit_test(proof_by_counters),
+        cmocka_unit_test(nothing_overlaps_it),
         cmocka_unit_test(proof_ends_for_the_process),
         cmocka_unit_test(proof_by_capture),
         cmocka_unit_test(proof_by_capture_of_a_side_stream),

@@ -17,6 +17,7 @@ static const int turn[8] = {0, 1, 1, 0, 1, 0, 0, 1};
 
 static const struct mk_rival_share unknown; /* all zero */
 static uint32_t tiles;                      /* of the GEMM */
+static bool together;                       /* K overlaps it outside of captures */
 
 static struct mk_rival_round round_of(struct mk_rival *r, uint64_t begin, bool now, uint64_t k, uint64_t nccl,
                                       uint64_t gemm)
@@ -30,7 +31,8 @@ static struct mk_rival_round round_of(struct mk_rival *r, uint64_t begin, bool n
                                           .tiles = tiles,
                                           .class = CLASS,
                                           .nccl = turn[i],
-                                          .now = now};
+                                          .now = now,
+                                          .together = together && !turn[i]};
         assert_int_equal(mk_rival_note(r, &s, &out), i == 7);
     }
     assert_int_equal(out.k_ns, k);
@@ -39,6 +41,27 @@ static struct mk_rival_round round_of(struct mk_rival *r, uint64_t begin, bool n
     assert_int_equal(out.eager, (mk_rival_word(r) & EAGER) != 0);
     assert_int_equal(out.captured, (mk_rival_word(r) & CAPTURED) != 0);
     return out;
+}
+
+/* Timed with its GEMM, k is what the pair takes more than the GEMM: no estimate is needed for captures. */
+static void timed_together(void **state)
+{
+    struct mk_rival *r = mk_rival_create(&unknown);
+    (void)state;
+    assert_non_null(r);
+    together = true;
+    assert_int_equal(round_of(r, 4, false, 300, 900, 1000).pair_ns, 1300);
+    assert_false(round_of(r, 16, false, 1000, 900, 1000).changed);
+    assert_true(round_of(r, 64, false, 1000, 900, 1000).changed);
+    assert_int_equal(mk_rival_word(r) & EAGER, EAGER);
+    mk_rival_captured(r, CLASS, false); /* by itself it was never timed: nothing is said of that */
+    const uint64_t before = mk_rival_word(r) & CAPTURED;
+    for (uint64_t i = 0; i < 4; i++)
+        round_of(r, UINT64_C(256) << (2 * i), true, 10, 900, 1000);
+    assert_int_equal(mk_rival_word(r) & CAPTURED, before);
+    assert_int_equal(mk_rival_word(r) & EAGER, 0);
+    together = false;
+    mk_rival_destroy(r);
 }
 
 static void two_rounds_decide(void **state)
@@ -194,6 +217,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(two_rounds_decide),
+        cmocka_unit_test(timed_together),
         cmocka_unit_test(overlap_is_what_counts_within_captures),
         cmocka_unit_test(nvlink),
         cmocka_unit_test(what_there_is_to_begin_with),
