@@ -319,8 +319,10 @@ static int launch_g(const struct mk_fuse_g *g)
     if (!words)
         return mk_fail_quiet(MK_ERR_NOMEM, "no memory for what G tells");
     const int room = g->room ? __atomic_load_n(&spare, __ATOMIC_ACQUIRE) : 0;
-    const int ret =
+    int ret =
         mk_pair_gemm(&p, room + __atomic_load_n(&kept, __ATOMIC_RELAXED), words, g->stream, &last.tiles);
+    if (!ret && g->check)
+        ret = mk_pair_check_c(p.c, (uint64_t)p.m * (uint64_t)p.n * 2, words, 0, g->stream);
     if (ret)
         return ret;
     if (g->captured) {
@@ -346,12 +348,17 @@ static int after(const struct mk_cuda *cu, void *event, void *earlier, void *lat
 static int launch_on(struct fuse_comm *c, const struct mk_fuse_k *k)
 {
     const struct mk_cuda *cu = mk_cuda_open(NULL);
-    const struct mk_fuse_last *last = k->overlap ? mk_fuse_last(k->descriptor, k->generation) : NULL;
+    const struct mk_fuse_last *last =
+        k->overlap || k->check ? mk_fuse_last(k->descriptor, k->generation) : NULL;
     void *stream = k->beside ? c->beside : k->stream;
     bool overlapped;
     int err = k->beside ? after(cu, c->forked, k->stream, stream) : 0;
     if (!err && k->reduce && last && last->node)
         err = cu->capture_depend(stream, (void **)&last->node, 1, MK_CU_DEPENDENCIES_SET);
+    if (k->check && last && !err) /* what fails here does so for K, too */
+        mk_pair_check_c(k->send, k->count * 2, last->tiles.words, k->check, stream);
+    if (!k->overlap)
+        last = NULL;
     if (!err && k->send != k->recv) { /* K works in place, so what is sent must be whole first */
         err = cu->copy((mk_cu_ptr)(uintptr_t)k->recv, (mk_cu_ptr)(uintptr_t)k->send, (size_t)k->count * 2,
                        stream);
@@ -570,6 +577,7 @@ static const struct mk_fuse_ops ops = {
     .stamp = stamp,
     .between = between,
     .share = share,
+    .checked = mk_pair_checked,
     .error = error_of,
     .fail = fail,
     .abort = abort_one,

@@ -316,7 +316,7 @@ static enum mk_pair_reason once_known(struct mk_pair *p, const struct mk_pair_si
     out->comm = out->timed ? (*c)->handle : 0;
     if (reason)
         return MK_PAIR_NOT_FUSED;
-    const bool provable = at->capture || (at->counted && !p->uncounted);
+    const bool provable = at->capture || (at->counted && !p->uncounted) || p->options.verify > 1;
     return p->options.proved_only && !provable ? MK_PAIR_NO_PROOF : MK_PAIR_OK;
 }
 

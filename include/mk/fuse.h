@@ -17,6 +17,7 @@ struct mk_fuse_g {
     uint64_t generation;
     bool room; /* leave blocks to K, which may start early */
     bool captured;
+    bool check; /* MK_VERIFY: C is added up behind it */
 };
 struct mk_fuse_k {
     void *comm, *stream;
@@ -32,6 +33,9 @@ struct mk_fuse_k {
     bool captured;
     int32_t descriptor;
     uint64_t generation;
+    /* MK_VERIFY, without overlap and reduce: C of the G of `descriptor` at `generation` is compared before K, for this
+     * site (mk_pair_out.check). 0: it is not. */
+    uint32_t check;
 };
 
 #define MK_FUSE_STAMPS 192
@@ -61,6 +65,9 @@ struct mk_fuse_ops {
     int (*between)(void *comm, uint32_t from, uint32_t to, uint64_t *ns);
     /* What of the GPU the communicator's kernels have; after prepare. NULL: not known. */
     void (*share)(void *comm, struct mk_rival_share *out);
+    /* Pairs of a site (0: of all) that were compared so far, or of these those whose C differed. Also without the lock. NULL:
+     * MK_VERIFY does nothing. */
+    uint64_t (*checked)(uint32_t site, bool differed);
     /* 0, or why the communicator cannot go on: a launch of it failed since. Also without the lock. NULL: never. */
     int (*error)(void *comm);
     /* Raise the communicator's abort word; tell: its peers are told the error, too. */

@@ -20,6 +20,7 @@ extern struct fake_cuda_counts base; /* after each test it is like this again */
 extern void *stream[2];
 extern uint8_t *operand_a, *operand_b, *output, *elsewhere, *bias;
 extern int nccl[2], graphs[3]; /* handles: their addresses */
+extern bool verify;            /* launch_g asks for C to be added up */
 
 void nap_ms(int ms);
 /* prepare until it says something else than AGAIN: that. */
@@ -51,3 +52,7 @@ void captured_pairs_are_told_apart(void **state);
 void a_pair_that_cannot_be_captured_keeps_nothing(void **state);
 void no_memory_for_words(void **state);
 void k_comes_after_g_alone(void **state);
+
+void c_is_compared_before_k(void **state);
+void captured_pairs_are_compared_at_every_replay(void **state);
+void what_cannot_be_compared_runs(void **state);
