@@ -6,6 +6,7 @@
 #           at least OVERLAPS (5) of the captured pairs overlapped on each rank, by the library's own count
 #   hostile programs around a pair in which a careless interception would go wrong (CASES: which; all)
 #   groups  the same with groups of operations, threads and more communicators (CASES)
+#   verify  the hostile programs with MK_VERIFY=1, that must see nothing; then some with MK_VERIFY=2, that must see what they do
 #   random  SEED (1): random programs for SECONDS_EACH (20) seconds, of one communicator, then of two
 #   tuned   the same programs with MK_TUNER=on: K and NCCL in turns, and whichever was faster
 #   train   STEPS (200) of training, SEEDS (3): with MK_FUSE=off, on, and with MK_DETERMINISTIC=1 plain against overlapped
@@ -19,7 +20,7 @@
 set -u
 build=$(cd "${1:-build}" && pwd) || exit 2
 [ $# -gt 0 ] && shift
-[ $# -gt 0 ] || set -- right hostile groups random tuned train tp compile ends times
+[ $# -gt 0 ] || set -- right hostile groups verify random tuned train tp compile ends times
 command -v nvidia-cuda-mps-control >/dev/null || { echo "skip: gpu.torch: no nvidia-cuda-mps-control"; exit 77; }
 python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || { echo "skip: gpu.torch: no PyTorch with a GPU"; exit 77; }
 here=$(dirname "$0") so=$build/lib/libnccl-net-mkernel.so t=${TOPOLOGY:-2x1} failed=0 sms=${SMS:-132}
@@ -97,6 +98,17 @@ for part in "$@"; do
         LIMIT=${LIMIT:-150} job "$part" on "$part" ${CASES:-}
         counted "$part"
         reasons "$part"
+        ;;
+    verify)
+        # shellcheck disable=SC2086
+        MK_VERIFY=1 LIMIT=${LIMIT:-150} job verify on hostile ${CASES:-}
+        counted verify
+        [ "$(total verify checked)" -ge "${CHECKED:-10}" ] || { echo "FAILED: only $(total verify checked) pairs were looked at"; failed=1; }
+        grep -h 'fuse total differed: [1-9]\|fuse check ' "$logs"/verify.* && { echo "FAILED: a proof was wrong"; failed=1; }
+        MK_VERIFY=2 job seen on verify
+        counted seen
+        grep -q 'fuse check .*DIFFERS proof=assumed' "$logs"/seen.* || { echo "FAILED: nobody says what was seen"; failed=1; }
+        echo "verify: $(total verify checked) pairs looked at; then $(total seen checked), $(total seen differed) of them different"
         ;;
     random)
         for groups in ${GROUPS_EACH:-1 2}; do

@@ -488,6 +488,7 @@ int main(int argc, char **argv)
     scalars_and_modes();
     lt_cases();
     time_cases();
+    check_cases();
     fprintf(stderr, "%d failures\n", failures);
     return failures != 0;
 }
