@@ -3,7 +3,7 @@
 /* What interception (plugin/intercept/adapt*.c) runs in place of somebody's GEMM and collective: our kernels G and K
  * behind a table of functions. The pair recogniser (mk/pair.h) decides, the adapter asks the table to carry it out.
  *
- * All functions but prepare, abort and end are called with the recogniser's lock held, so nothing comes between a proof and the launch it is for:
+ * All functions but prepare, abort, off, tidy and end are called with the recogniser's lock held, so nothing comes between a proof and the launch it is for:
  * they enqueue and return, wait for nobody, and call no function that is hooked. `comm` is NCCL's handle; streams are
  * handles as the caller had them. An int is 0 or MK_ERR_*. */
 #pragma once
@@ -75,6 +75,12 @@ struct mk_fuse_ops {
     /* The user aborts it: what is under way leaves. Without the lock, which a launch may hold that waits for room; peers are told
      * nothing, since they may need no more of this rank. NULL: nothing. */
     void (*abort)(void *comm);
+    /* Set-up ended 'off': it will never have a K, and had none; what K would have had is there for others. Without the lock, from
+     * any thread, waits for nobody and frees nothing that the device is waited for. NULL: nothing. */
+    void (*off)(void *comm);
+    /* The program makes or ends communicators, and so may wait for the device: what such communicators had is freed. Without
+     * the lock. NULL with off. */
+    void (*tidy)(void);
     /* The communicator is about to be destroyed. Without the lock, and waits for no peer. */
     void (*end)(void *comm);
 };

@@ -88,7 +88,10 @@ int mk_adapt_event(struct mk_pair_event *e)
     struct mk_pair_out out;
     mk_adapt_lock();
     const int ret = mk_adapt.pair ? mk_adapt_step(e, &out) : MK_ERR_INVALID;
+    const struct mk_fuse_ops *ops = mk_adapt.ops;
     mk_adapt_unlock();
+    if (!ret && e->kind == MK_PAIR_EV_COMM_OFF && ops && ops->off)
+        ops->off((void *)(uintptr_t)e->u.comm.handle);
     return ret;
 }
 
@@ -161,6 +164,8 @@ static void made(const struct mk_hook_event *h)
 {
     void **comms = NULL;
     bool nonblocking;
+    if (mk_adapt.ops && mk_adapt.ops->tidy)
+        mk_adapt.ops->tidy();
     const int n = mk_adapt_made(h, &comms, &nonblocking);
     if (!comms || (h->result && h->result != NCCL_IN_PROGRESS))
         return;
@@ -210,6 +215,8 @@ static void ends(const struct mk_hook_event *h)
     mk_adapt_unlock();
     if (over)
         mk_adapt.ops->end(h->comm);
+    if (over && mk_adapt.ops->tidy)
+        mk_adapt.ops->tidy();
 }
 
 /* Our error of a communicator is NCCL's asynchronous one. */

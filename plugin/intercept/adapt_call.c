@@ -249,10 +249,15 @@ static int carry_out(struct mk_hook_event *h, const struct mk_pair_event *e, con
 /* Without the lock. 0: what K needs on this rank is there. */
 static int prepared(const struct mk_hook_event *h, const struct mk_pair_comm_facts *facts)
 {
+    struct mk_pair_comm_facts now;
     if (!facts->ready || !mk_adapt.ops->prepare)
         return 0;
     const int ret =
         mk_adapt.ops->prepare(h->comm, h->stream, facts->id, (int)facts->rank, (int)facts->nranks);
+    if (mk_adapt.ops->off && mk_adapt_comm((uintptr_t)h->comm, &now) && now.off) {
+        mk_adapt.ops->off(h->comm); /* which came meanwhile, and could not know of what was begun here */
+        return MK_ERR_UNSUPPORTED;
+    }
     if (!ret)
         mk_adapt_time_first(h->comm, facts);
     else if (ret != MK_ERR_AGAIN)

@@ -522,6 +522,9 @@ int main(void)
         READY(the_end_leaves_the_callers_context),
         READY(the_end_waits_for_no_k),
         BARE(the_end_waits_for_no_other_rank),
+        BARE(blocks_go_back_at_once),
+        BARE(blocks_of_the_failed_and_the_ended_go_back),
+        BARE(off_while_it_is_made),
     };
     setenv("MK_NET", "loop", 1);
     setenv("MK_TIMEOUT", "3600", 1);

@@ -46,6 +46,9 @@ void a_failed_communicator_says_so(void **state);
 void the_end_leaves_the_callers_context(void **state);
 void the_end_waits_for_no_k(void **state);
 void the_end_waits_for_no_other_rank(void **state);
+void blocks_go_back_at_once(void **state);
+void blocks_of_the_failed_and_the_ended_go_back(void **state);
+void off_while_it_is_made(void **state);
 
 void words_belong_to_their_graph(void **state);
 void captured_pairs_are_told_apart(void **state);
