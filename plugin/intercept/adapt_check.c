@@ -109,6 +109,9 @@ void mk_adapt_check_report(void)
 {
     struct mk_adapt_refuted r;
     bool any = true;
+    mk_adapt_lock();
+    differed = UINT64_MAX; /* all sites once more: of two that report at once the sum may count one */
+    mk_adapt_unlock();
     while (any) {
         mk_adapt_lock();
         any = mk_adapt.pair && mk_adapt_check_look(&r);
