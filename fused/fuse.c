@@ -29,7 +29,8 @@ struct fuse_comm {
     int rank, nranks;
     enum state state; /* with the next three, and mk: under `lock` */
     int error;
-    bool over; /* NCCL's communicator has gone while this one was made */
+    bool over; /* NCCL's communicator has gone, or set-up ended 'off', while this one was made */
+    bool off;  /* set-up ended 'off': nothing was ever launched for it */
     int users; /* calls that have it */
     mk_comm_t mk;
     void *order;                    /* event: after its last operation; graphs record it too */
@@ -41,7 +42,7 @@ struct fuse_comm {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* after the recogniser's; waits for nobody */
 static pthread_cond_t idle = PTHREAD_COND_INITIALIZER;
-static struct fuse_comm *list;
+static struct fuse_comm *list, *discarded; /* the latter are off, and to be dropped */
 /* Atomic; the same for all communicators of a process. */
 static int spare; /* what G spares for K; 0: none is ready */
 static int kept;  /* multiprocessors that MK_BLOCKS leaves to others */
@@ -107,7 +108,7 @@ static void drop(struct fuse_comm *c)
 {
     const struct mk_cuda *cu = mk_cuda_open(NULL);
     int relaxed = MK_CU_CAPTURE_RELAXED;
-    settled(c, c->mk ? c->mk->settings.timeout : 0);
+    settled(c, c->mk && !c->off ? c->mk->settings.timeout : 0);
     cu->capture_mode(&relaxed);
     void *const before = enter(c);
     mk_comm_destroy(c->mk);
@@ -123,6 +124,31 @@ static void drop(struct fuse_comm *c)
     leave(c, before);
     cu->capture_mode(&relaxed);
     free(c);
+}
+
+/* Under `lock`. Its blocks are the others' at once. The rest stays for tidy: what frees memory waits for the device, where
+ * something may wait for what this rank does next. */
+static void discard(struct fuse_comm *c)
+{
+    if (c->mk && c->mk->gpu)
+        mk_pair_give(c->mk->gpu);
+    c->next = discarded;
+    discarded = c;
+}
+
+static void tidy(void)
+{
+    for (;;) {
+        pthread_mutex_lock(&lock);
+        struct fuse_comm *c = discarded;
+        discarded = c ? c->next : NULL;
+        while (c && c->users)
+            pthread_cond_wait(&idle, &lock);
+        pthread_mutex_unlock(&lock);
+        if (!c)
+            return;
+        drop(c);
+    }
 }
 
 static bool goes_on(void *ctx)
@@ -159,7 +185,7 @@ static void *make(void *arg)
         mk = NULL;
     }
     pthread_mutex_lock(&lock);
-    const bool over = c->over;
+    const bool over = c->over && !c->off;
     c->mk = mk;
     c->error = ret;
     if (!ret) {
@@ -168,6 +194,8 @@ static void *make(void *arg)
         __atomic_store_n(&spare, most > mk_pair_blocks(mk) ? most : mk_pair_blocks(mk), __ATOMIC_RELEASE);
     }
     c->state = ret ? FAILED : READY;
+    if (c->off)
+        discard(c);
     pthread_mutex_unlock(&lock);
     if (over)
         drop(c);
@@ -242,6 +270,21 @@ static int prepare(void *nccl, void *stream, uint64_t id, int rank, int nranks)
     if (ctx != before)
         cu->ctx_set(before);
     return ret;
+}
+
+static void off(void *nccl)
+{
+    pthread_mutex_lock(&lock);
+    struct fuse_comm *c = list;
+    while (c && c->nccl != nccl)
+        c = c->next;
+    if (c) {
+        unlist(c);
+        c->over = c->off = true;
+        if (c->state != MAKING) /* else its thread gives up, and discards it */
+            discard(c);
+    }
+    pthread_mutex_unlock(&lock);
 }
 
 static void *drop_later(void *c)
@@ -319,8 +362,10 @@ static int launch_g(const struct mk_fuse_g *g)
     if (!words)
         return mk_fail_quiet(MK_ERR_NOMEM, "no memory for what G tells");
     const int room = g->room ? __atomic_load_n(&spare, __ATOMIC_ACQUIRE) : 0;
-    const int ret =
+    int ret =
         mk_pair_gemm(&p, room + __atomic_load_n(&kept, __ATOMIC_RELAXED), words, g->stream, &last.tiles);
+    if (!ret && g->check)
+        ret = mk_pair_check_c(p.c, (uint64_t)p.m * (uint64_t)p.n * 2, words, 0, g->stream);
     if (ret)
         return ret;
     if (g->captured) {
@@ -346,12 +391,17 @@ static int after(const struct mk_cuda *cu, void *event, void *earlier, void *lat
 static int launch_on(struct fuse_comm *c, const struct mk_fuse_k *k)
 {
     const struct mk_cuda *cu = mk_cuda_open(NULL);
-    const struct mk_fuse_last *last = k->overlap ? mk_fuse_last(k->descriptor, k->generation) : NULL;
+    const struct mk_fuse_last *last =
+        k->overlap || k->check ? mk_fuse_last(k->descriptor, k->generation) : NULL;
     void *stream = k->beside ? c->beside : k->stream;
     bool overlapped;
     int err = k->beside ? after(cu, c->forked, k->stream, stream) : 0;
     if (!err && k->reduce && last && last->node)
         err = cu->capture_depend(stream, (void **)&last->node, 1, MK_CU_DEPENDENCIES_SET);
+    if (k->check && last && !err) /* what fails here does so for K, too */
+        mk_pair_check_c(k->send, k->count * 2, last->tiles.words, k->check, stream);
+    if (!k->overlap)
+        last = NULL;
     if (!err && k->send != k->recv) { /* K works in place, so what is sent must be whole first */
         err = cu->copy((mk_cu_ptr)(uintptr_t)k->recv, (mk_cu_ptr)(uintptr_t)k->send, (size_t)k->count * 2,
                        stream);
@@ -549,6 +599,7 @@ static void fail(void *nccl, int error, bool tell)
     if (c) {
         mk_comm_fail(c->mk, error, tell, "rank %d: the communicator has failed: %s", c->rank,
                      mk_strerror(error));
+        mk_pair_give(c->mk->gpu); /* its Ks leave, and so do those of graphs from now on */
         give(c);
     }
 }
@@ -570,9 +621,12 @@ static const struct mk_fuse_ops ops = {
     .stamp = stamp,
     .between = between,
     .share = share,
+    .checked = mk_pair_checked,
     .error = error_of,
     .fail = fail,
     .abort = abort_one,
+    .off = off,
+    .tidy = tidy,
     .end = end,
 };
 

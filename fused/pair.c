@@ -295,6 +295,8 @@ static int dispatch(struct mk_pair *p, const struct mk_pair_event *e, struct mk_
     case MK_PAIR_EV_REPLAY:
         mk_pair_replayed(p, &e->at);
         return 0;
+    case MK_PAIR_EV_REFUTED:
+        return mk_pair_refuted(p, e->u.comm.number);
     case MK_PAIR_EV_PROOF_ENDS:
         p->uncounted = true;
         return 0;
@@ -357,5 +359,6 @@ void mk_pair_destroy(struct mk_pair *p)
     free(p->comm_map.slot);
     free(p->id_map.slot);
     free(p->log_map.slot);
+    free(p->check_map.slot);
     free(p);
 }

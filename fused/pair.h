@@ -2,7 +2,7 @@
  * Copyright mKernel authors */
 /* Inside of the pair recogniser: pair.c (collectives, groups, log, dispatch), pair_start.c (plain or overlapped),
  * pair_gemm.c (GEMMs, sites, streams), pair_comm.c (communicators: what is shared, identity, witness, order),
- * pair_map.c, pair_text.c. */
+ * pair_check.c (MK_VERIFY), pair_map.c, pair_text.c. */
 #pragma once
 #include "mk/pair.h"
 
@@ -159,6 +159,8 @@ struct mk_pair {
     struct mk_pair_thread *threads;
     uint32_t nthreads, thread_cap;
     struct mk_pair_map log_map;
+    bool refuted[MK_PAIR_CHECKS]; /* check_map's values */
+    struct mk_pair_map check_map;
     uint64_t pairs; /* captured */
     struct mk_pair_counts counts;
 };
@@ -196,6 +198,11 @@ void mk_pair_witness(struct mk_pair_comm *c, struct mk_pair_out *out);
  * is what it would have to wait for. */
 enum mk_pair_reason mk_pair_how(struct mk_pair *p, struct mk_pair_comm *c, const struct mk_pair_coll *e,
                                 const struct mk_pair_at *at, struct mk_pair_out *out);
+
+/* pair_check.c. Gives the site of a pair that would overlap its number in out->check; false: it was refuted. */
+bool mk_pair_check(struct mk_pair *p, const struct mk_pair_coll *e, const struct mk_pair_last *g,
+                   struct mk_pair_out *out);
+int mk_pair_refuted(struct mk_pair *p, uint64_t check);
 
 /* pair.c */
 struct mk_pair_thread *mk_pair_thread_find(struct mk_pair *p, uint64_t thread);

@@ -344,7 +344,7 @@ static enum mk_pair_reason once_known(struct mk_pair *p, const struct mk_pair_si
     out->comm = out->timed ? (*c)->handle : 0;
     if (reason)
         return MK_PAIR_NOT_FUSED;
-    if (!p->options.proved_only || at->capture)
+    if (!p->options.proved_only || at->capture || p->options.verify > 1)
         return MK_PAIR_OK;
     if (!at->counted || p->uncounted)
         return MK_PAIR_NO_PROOF;

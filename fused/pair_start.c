@@ -147,13 +147,16 @@ enum mk_pair_reason mk_pair_how(struct mk_pair *p, struct mk_pair_comm *c, const
     if (in_the_way(g, e))
         return MK_PAIR_RANGE;
     const bool proved = at->capture ? by_capture(g, at) : by_counters(p, g, at);
-    if (!proved)
+    if (!proved && p->options.verify < 2)
         return not_proved(p, g, at);
     if (out->order && !(g->ordered == c->serial && g->seq == c->seq) && !MUTANT(243) &&
         !(out->order == MK_PAIR_WAIT_NODE && among(g->deps, g->ndeps, out->node)))
         return MK_PAIR_ORDER;
-    out->order = MK_PAIR_IN_ORDER; /* G has waited */
-    out->proof = at->capture ? MK_PAIR_BY_CAPTURE : MK_PAIR_BY_COUNTERS;
+    if (p->options.verify && !mk_pair_check(p, e, g, out))
+        return MK_PAIR_REFUTED;
+    if (!p->options.verify)            /* else K does not lean on any proof */
+        out->order = MK_PAIR_IN_ORDER; /* G has waited */
+    out->proof = !proved ? MK_PAIR_ASSUMED : at->capture ? MK_PAIR_BY_CAPTURE : MK_PAIR_BY_COUNTERS;
     out->reduce = at->capture && (at->ndeps > 1 || at->reduced);
     out->descriptor = g->descriptor;
     out->generation = g->generation;

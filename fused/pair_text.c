@@ -74,6 +74,8 @@ static const struct {
     [MK_PAIR_STREAMS] = {"streams", "too many streams"},
     [MK_PAIR_FAILED] = {"launch-failed", "our GEMM could not be launched; its own line says why"},
     [MK_PAIR_ERROR] = {"error", "the communicator has failed"},
+    [MK_PAIR_REFUTED] =
+        {"refuted", "MK_VERIFY saw C change behind the GEMM; overlapped, the sum would be wrong: report it"},
 };
 
 const char *mk_pair_reason_name(uint32_t reason)
@@ -101,28 +103,52 @@ static const char *dtype_name(uint8_t dtype)
                                   : "other";
 }
 
-int mk_pair_line(const struct mk_pair_event *e, const struct mk_pair_out *out, const char *site, char *text,
-                 size_t bytes)
+static const char *proof_name(uint8_t proof)
+{
+    return proof == MK_PAIR_BY_CAPTURE ? "capture" : proof == MK_PAIR_ASSUMED ? "assumed" : "driver";
+}
+
+/* Up to the decision. */
+static int coll_text(const struct mk_pair_event *e, const char *kind, const char *site, char *text,
+                     size_t bytes)
 {
     static const char *const functions[MK_PAIR_FUNCTIONS] = {"AllReduce", "ReduceScatter", "AllGather",
                                                              "AlltoAll", "other"};
-    const char *key = out->act == MK_PAIR_DO_OVERLAP ? "proof" : "reason";
-    const char *why = out->act != MK_PAIR_DO_OVERLAP     ? mk_pair_reason_name(out->reason)
-                      : out->proof == MK_PAIR_BY_CAPTURE ? "capture"
-                                                         : "driver";
     char address[24];
-    if (e->kind == MK_PAIR_EV_GEMM)
-        return snprintf(text, bytes, "fuse gemm n=%lld k=%lld %s: %s %s=%s", (long long)e->u.gemm.n,
-                        (long long)e->u.gemm.k, dtype_name(e->u.gemm.c_type), mk_pair_act_name(out->act), key,
-                        why);
     snprintf(address, sizeof(address), "0x%llx", (unsigned long long)e->u.coll.caller);
-    return snprintf(text, bytes, "fuse comm=0x%llx op=%s n=%llu %s site=%s: %s %s=%s",
+    return snprintf(text, bytes, "fuse %scomm=0x%llx op=%s n=%llu %s site=%s: ", kind,
                     (unsigned long long)e->u.coll.comm,
                     e->kind == MK_PAIR_EV_P2P                ? "SendRecv"
                     : e->u.coll.function < MK_PAIR_FUNCTIONS ? functions[e->u.coll.function]
                                                              : "?",
-                    (unsigned long long)e->u.coll.count, dtype_name(e->u.coll.dtype), site ? site : address,
-                    mk_pair_act_name(out->act), key, why);
+                    (unsigned long long)e->u.coll.count, dtype_name(e->u.coll.dtype), site ? site : address);
+}
+
+int mk_pair_line(const struct mk_pair_event *e, const struct mk_pair_out *out, const char *site, char *text,
+                 size_t bytes)
+{
+    const bool overlap = out->act == MK_PAIR_DO_OVERLAP;
+    const char *key = overlap ? "proof" : "reason";
+    const char *why = overlap ? proof_name(out->proof) : mk_pair_reason_name(out->reason);
+    int n = e->kind == MK_PAIR_EV_GEMM
+                ? snprintf(text, bytes, "fuse gemm n=%lld k=%lld %s: ", (long long)e->u.gemm.n,
+                           (long long)e->u.gemm.k, dtype_name(e->u.gemm.c_type))
+                : coll_text(e, "", site, text, bytes);
+    const size_t at = n < 0 || (size_t)n > bytes ? bytes : (size_t)n;
+    n += snprintf(text + at, bytes - at, "%s %s=%s", mk_pair_act_name(out->act), key, why);
+    return n;
+}
+
+int mk_pair_check_line(const struct mk_pair_event *e, const struct mk_pair_out *out, const char *site,
+                       const char *between, char *text, size_t bytes)
+{
+    int n = coll_text(e, "check ", site, text, bytes);
+    const size_t at = n < 0 || (size_t)n > bytes ? bytes : (size_t)n;
+    n += snprintf(text + at, bytes - at,
+                  "DIFFERS proof=%s between=%s (the output of the GEMM before it changed where the proof saw "
+                  "nothing; the sum is right, since MK_VERIFY overlaps nothing; without it, it may not be)",
+                  proof_name(out->proof), between);
+    return n;
 }
 
 /* Not by %f, which writes what the program's locale wants. */

@@ -114,7 +114,8 @@ static const uint8_t *image_of(enum mk_image image)
                                                      mk_kernels_gemm_ar_ll_bf16,
                                                      mk_kernels_gemm_ar_ll_fp16,
                                                      mk_kernels_pair_bf16,
-                                                     mk_kernels_pair_fp16};
+                                                     mk_kernels_pair_fp16,
+                                                     mk_kernels_pair_check};
     return images[image];
 }
 

@@ -10,7 +10,7 @@
 extern const uint8_t mk_kernels_gemm_bf16[], mk_kernels_gemm_fp16[], mk_kernels_gemm_ar_bf16[],
     mk_kernels_gemm_ar_fp16[], mk_kernels_gemm_ar_portable_bf16[], mk_kernels_gemm_ar_portable_fp16[],
     mk_kernels_gemm_ar_ll_bf16[], mk_kernels_gemm_ar_ll_fp16[], mk_kernels_pair_bf16[],
-    mk_kernels_pair_fp16[];
+    mk_kernels_pair_fp16[], mk_kernels_pair_check[];
 enum mk_image {
     MK_IMAGE_GEMM_BF16 = 0,
     MK_IMAGE_GEMM_FP16 = 1,
@@ -22,7 +22,8 @@ enum mk_image {
     MK_IMAGE_AR_LL_FP16 = 7,
     MK_IMAGE_PAIR_BF16 = 8,
     MK_IMAGE_PAIR_FP16 = 9,
-    MK_IMAGES = 10
+    MK_IMAGE_PAIR_CHECK = 10,
+    MK_IMAGES = 11
 };
 extern const bool mk_kernels_built;
 

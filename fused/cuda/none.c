@@ -13,4 +13,5 @@ const uint8_t mk_kernels_gemm_ar_ll_bf16[1] = {0};
 const uint8_t mk_kernels_gemm_ar_ll_fp16[1] = {0};
 const uint8_t mk_kernels_pair_bf16[1] = {0};
 const uint8_t mk_kernels_pair_fp16[1] = {0};
+const uint8_t mk_kernels_pair_check[1] = {0};
 const bool mk_kernels_built = false;

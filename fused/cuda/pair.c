@@ -177,7 +177,9 @@ int mk_pair_load(mk_comm_t comm)
     int err = grant(comm);
     if (!err)
         err = mk_cuda_load(comm->gpu->cu, MK_IMAGE_PAIR_BF16, "pair_allreduce_bf16", MK_PAIR_SMEM);
-    return err ? err : mk_cuda_load(comm->gpu->cu, MK_IMAGE_PAIR_FP16, "pair_allreduce_fp16", MK_PAIR_SMEM);
+    if (!err)
+        err = mk_cuda_load(comm->gpu->cu, MK_IMAGE_PAIR_FP16, "pair_allreduce_fp16", MK_PAIR_SMEM);
+    return err || !comm->settings.verify ? err : mk_pair_check_load();
 }
 
 /* early: K may start while G runs. */

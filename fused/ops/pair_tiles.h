@@ -8,6 +8,7 @@
  *                    launch_dependents, so that a K that starts early reads that of the G before it; read (acquire) by
  *                    every block of K as it begins.
  *   [1]  begun       {low half of the generation, blocks of G that have begun}
+ *   [4..6]       MK_VERIFY's (pair_check.h)
  *   [MK_PAIR_HEAD + b]  {low half of the generation, parts of row band b that are in C}: added to by G's writers, after
  *                    their stores are complete (mk_pair_done), read by the blocks of K (peeks).
  * A G starts after everything before it in its stream, the K of the G before it included: nobody reads the words of a

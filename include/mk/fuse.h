@@ -3,7 +3,7 @@
 /* What interception (plugin/intercept/adapt*.c) runs in place of somebody's GEMM and collective: our kernels G and K
  * behind a table of functions. The pair recogniser (mk/pair.h) decides, the adapter asks the table to carry it out.
  *
- * All functions but prepare, abort and end are called with the recogniser's lock held, so nothing comes between a proof and the launch it is for:
+ * All functions but prepare, abort, off, tidy and end are called with the recogniser's lock held, so nothing comes between a proof and the launch it is for:
  * they enqueue and return, wait for nobody, and call no function that is hooked. `comm` is NCCL's handle; streams are
  * handles as the caller had them. An int is 0 or MK_ERR_*. */
 #pragma once
@@ -17,6 +17,7 @@ struct mk_fuse_g {
     uint64_t generation;
     bool room; /* leave blocks to K, which may start early */
     bool captured;
+    bool check; /* MK_VERIFY: C is added up behind it */
 };
 struct mk_fuse_k {
     void *comm, *stream;
@@ -32,6 +33,9 @@ struct mk_fuse_k {
     bool captured;
     int32_t descriptor;
     uint64_t generation;
+    /* MK_VERIFY, without overlap and reduce: C of the G of `descriptor` at `generation` is compared before K, for this
+     * site (mk_pair_out.check). 0: it is not. */
+    uint32_t check;
 };
 
 #define MK_FUSE_STAMPS 192
@@ -61,6 +65,9 @@ struct mk_fuse_ops {
     int (*between)(void *comm, uint32_t from, uint32_t to, uint64_t *ns);
     /* What of the GPU the communicator's kernels have; after prepare. NULL: not known. */
     void (*share)(void *comm, struct mk_rival_share *out);
+    /* Pairs of a site (0: of all) that were compared so far, or of these those whose C differed. Also without the lock. NULL:
+     * MK_VERIFY does nothing. */
+    uint64_t (*checked)(uint32_t site, bool differed);
     /* 0, or why the communicator cannot go on: a launch of it failed since. Also without the lock. NULL: never. */
     int (*error)(void *comm);
     /* Raise the communicator's abort word; tell: its peers are told the error, too. */
@@ -68,6 +75,12 @@ struct mk_fuse_ops {
     /* The user aborts it: what is under way leaves. Without the lock, which a launch may hold that waits for room; peers are told
      * nothing, since they may need no more of this rank. NULL: nothing. */
     void (*abort)(void *comm);
+    /* Set-up ended 'off': it will never have a K, and had none; what K would have had is there for others. Without the lock, from
+     * any thread, waits for nobody and frees nothing that the device is waited for. NULL: nothing. */
+    void (*off)(void *comm);
+    /* The program makes or ends communicators, and so may wait for the device: what such communicators had is freed. Without
+     * the lock. NULL with off. */
+    void (*tidy)(void);
     /* The communicator is about to be destroyed. Without the lock, and waits for no peer. */
     void (*end)(void *comm);
 };

@@ -87,6 +87,7 @@ enum mk_pair_reason {
     MK_PAIR_STREAMS, /* too many streams */
     MK_PAIR_FAILED,  /* G could not be launched: the original ran */
     MK_PAIR_ERROR,   /* the communicator has an error */
+    MK_PAIR_REFUTED, /* K is plain: MK_VERIFY has seen C change between the two, in spite of a proof */
     MK_PAIR_REASONS
 };
 
@@ -125,6 +126,7 @@ enum mk_pair_event_kind {
     MK_PAIR_EV_CAPTURE_END,   /* at.capture */
     MK_PAIR_EV_STREAM_GONE,   /* at.ctx, at.stream: destroyed, and what was on it has ended */
     MK_PAIR_EV_PROOF_ENDS, /* somebody has driver functions that are not counted: no counters from now on */
+    MK_PAIR_EV_REFUTED,    /* u.comm.number: what mk_pair_out.check was; C had changed before K */
     /* of communicators */
     MK_PAIR_EV_COMM_NEW,
     MK_PAIR_EV_COMM_ID,     /* the profiler's init */
@@ -242,7 +244,12 @@ enum mk_pair_act {
     MK_PAIR_DO_FAIL,    /* return the error */
     MK_PAIR_ACTS
 };
-enum mk_pair_proof { MK_PAIR_UNPROVED = 0, MK_PAIR_BY_CAPTURE, MK_PAIR_BY_COUNTERS };
+enum mk_pair_proof {
+    MK_PAIR_UNPROVED = 0,
+    MK_PAIR_BY_CAPTURE,
+    MK_PAIR_BY_COUNTERS,
+    MK_PAIR_ASSUMED /* there is none: MK_VERIFY=2 */
+};
 enum mk_pair_order { /* to wait for before the launch: the communicator's operation before this one */
                      MK_PAIR_IN_ORDER = 0,
                      MK_PAIR_WAIT_EVENT,   /* an event edge */
@@ -266,6 +273,7 @@ struct mk_pair_out {
     int32_t error;      /* FAIL: MK_ERR_* */
     int32_t descriptor; /* G and OVERLAP: the stream's, or MK_PAIR_OWN_DESCRIPTOR */
     uint32_t held;
+    uint32_t check;      /* OVERLAP with options.verify: its site's number, from 1 on; 0: too many sites */
     uint64_t generation; /* of G in that descriptor, from 1 on; a captured pair: its serial number */
     uint64_t number;     /* operation number of a collective */
     /* Of a collective whose time counts, in K's turn or NCCL's: its class, its number among those, and whether NCCL is what
@@ -278,12 +286,16 @@ struct mk_pair_out {
         node; /* WAIT_NODE: what the edge comes from; 0: all that the communicator's last operations made */
 };
 
+#define MK_PAIR_CHECKS 1023 /* sites that can be checked */
+
 struct mk_pair_options {
     uint32_t streams, sites; /* at most; 0: 256, 65536 */
     uint32_t witness;        /* W; 0: 4 */
     uint32_t epilogues;      /* mask of those that G can do */
     uint8_t deterministic;   /* MK_DETERMINISTIC: a site runs G from its first call or never */
     uint8_t plain;           /* never overlap */
+    /* 1: what OVERLAP says is carried out plainly, and C looked at in between; 2: also where there is no proof */
+    uint8_t verify;
     uint8_t
         proved_only; /* a GEMM that K could not be proved to follow stays the original (not if deterministic) */
 };
@@ -317,3 +329,6 @@ const char *mk_pair_act_name(uint32_t act);
  * people; NULL: its address. */
 int mk_pair_line(const struct mk_pair_event *e, const struct mk_pair_out *out, const char *site, char *text,
                  size_t bytes);
+/* Of a collective that was to overlap, and whose C had changed before it. between: names of calls, with commas. */
+int mk_pair_check_line(const struct mk_pair_event *e, const struct mk_pair_out *out, const char *site,
+                       const char *between, char *text, size_t bytes);

@@ -56,3 +56,12 @@ int mk_pair_blocks(mk_comm_t comm);
 /* Loads K for the current device: its first launch then waits for nothing. From now on the communicator has some blocks of those that
  * the Ks of this process share, until it is destroyed. UNSUPPORTED: none are left. */
 int mk_pair_load(mk_comm_t comm);
+
+/* MK_VERIFY: adds up C, which G has written, behind it (site 0), and again before K; there the two are compared and the
+ * outcome is counted for `site`, up to MK_PAIR_CHECKS (mk/pair.h). words: G's descriptor. Launched plainly on `stream`,
+ * asynchronous, capturable. INVALID: no output of G. */
+int mk_pair_check_c(const void *c, uint64_t bytes, uint64_t *words, uint32_t site, void *stream);
+/* For the current device, before the first of them. */
+int mk_pair_check_load(void);
+/* Pairs that were looked at so far, or of these those whose C differed; site 0: of all. Any thread. */
+uint64_t mk_pair_checked(uint32_t site, bool differed);

@@ -51,7 +51,7 @@
     X(wire, "MK_WIRE", WORD, "auto", fused, "auto|fp32: type of node sums between nodes; auto: that of C")   \
     X(deterministic, "MK_DETERMINISTIC", BOOL, "0", fused, "1: no choice that could change bits between runs") \
     X(fuse, "MK_FUSE", WORD, "off", plugin, "off|graph|on: interception of GEMMs and their all-reduce, in CUDA graphs or everywhere") \
-    X(verify, "MK_VERIFY", BOOL, "0", plugin, "1: interception checks its proofs after the fact; not built yet: nothing happens")            \
+    X(verify, "MK_VERIFY", INT, "0", plugin, "1: interception checks its proofs: K comes after G, and whether C changed in between is looked at; 2: also where there is no proof") \
     X(tuner, "MK_TUNER", WORD, "on", tuner, "off|observe|on: NCCL's tuner logs, or does, what all ranks agreed on; off: nothing is learned either; interception: on: calls are timed against NCCL's")                                                \
     X(tuner_file, "MK_TUNER_FILE", STR, "", tuner, "file of learned starting points")                        \
     X(profile, "MK_PROFILE", STR, "", plugin, "file of what NCCL's collectives take, for mkinfo --profile; %h host, %p process (added where %p is missing)") \

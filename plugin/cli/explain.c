@@ -89,9 +89,10 @@ static bool decision(struct cursor *c, struct mk_explain_row *r)
         return false;
     if (!overlap)
         return find_reason(why, &r->reason);
-    r->proof = !strcmp(why, "capture")  ? MK_PAIR_BY_CAPTURE
+    r->proof = !strcmp(why, "capture")    ? MK_PAIR_BY_CAPTURE
                : !strcmp(why, "driver") ? MK_PAIR_BY_COUNTERS
-                                        : MK_PAIR_UNPROVED;
+               : !strcmp(why, "assumed")  ? MK_PAIR_ASSUMED
+                                          : MK_PAIR_UNPROVED;
     return r->proof != MK_PAIR_UNPROVED;
 }
 
@@ -109,13 +110,29 @@ static bool gemm(struct cursor *c, struct mk_explain_row *r)
            decision(c, r);
 }
 
-static bool collective(struct cursor *c, struct mk_explain_row *r)
+static bool called(struct cursor *c, struct mk_explain_row *r)
 {
     uint64_t comm;
     return literal(c, "0x") && number(c, ' ', 16, &comm) && literal(c, "op=") &&
            word(c, ' ', r->op, sizeof(r->op)) && literal(c, "n=") && number(c, ' ', 10, &r->n) &&
            word(c, ' ', r->dtype, sizeof(r->dtype)) && known_dtype(r->dtype) && literal(c, "site=") &&
-           word(c, ':', r->site, sizeof(r->site)) && literal(c, " ") && decision(c, r);
+           word(c, ':', r->site, sizeof(r->site)) && literal(c, " ");
+}
+
+static bool collective(struct cursor *c, struct mk_explain_row *r)
+{
+    return called(c, r) && decision(c, r);
+}
+
+/* "DIFFERS proof=WORD between=WORDS (for people)": from then on it is plain. */
+static bool refuted(struct cursor *c, struct mk_explain_row *r)
+{
+    char proof[16], between[256];
+    r->act = MK_PAIR_DO_PLAIN;
+    r->reason = MK_PAIR_REFUTED;
+    return literal(c, "comm=") && called(c, r) && literal(c, "DIFFERS proof=") &&
+           word(c, ' ', proof, sizeof(proof)) && literal(c, "between=") &&
+           word(c, ' ', between, sizeof(between)) && literal(c, "(") && c->whole && c->end[-1] == ')';
 }
 
 static bool total(struct cursor *c, struct mk_explain *e)
@@ -124,8 +141,18 @@ static bool total(struct cursor *c, struct mk_explain *e)
     uint64_t calls;
     uint8_t i;
     const bool reason = literal(c, "reason=");
-    if (!word(c, ':', name, sizeof(name)) || !literal(c, " ") || !number(c, '\0', 10, &calls) ||
-        !(reason ? find_reason(name, &i) : find_act(name, &i)))
+    if (!word(c, ':', name, sizeof(name)) || !literal(c, " ") || !number(c, '\0', 10, &calls))
+        return false;
+    uint64_t *check = reason                      ? NULL
+                      : !strcmp(name, "checked")  ? &e->checked
+                      : !strcmp(name, "differed") ? &e->differed
+                                                  : NULL;
+    if (check) {
+        *check = plus(*check, calls);
+        e->verified = true;
+        return true;
+    }
+    if (!(reason ? find_reason(name, &i) : find_act(name, &i)))
         return false;
     if (reason)
         e->reason[i] = plus(e->reason[i], calls);
@@ -267,8 +294,8 @@ static bool timed(struct cursor *c, struct mk_explain *e)
 /* Where "fuse WORD" begins; NULL: nowhere. */
 static const char *find_ours(const char *text, size_t bytes)
 {
-    static const char *const begins[] = {"fuse gemm ", "fuse comm=", "fuse total ", "fuse setup ",
-                                         "fuse timed "};
+    static const char *const begins[] = {"fuse gemm ",  "fuse comm=",  "fuse total ",
+                                         "fuse setup ", "fuse timed ", "fuse check "};
     for (size_t i = 0; i + 10 <= bytes; i++)
         if (text[i] == 'f' && !memcmp(text + i, "fuse ", 5) && (!i || text[i - 1] == ' '))
             for (size_t b = 0; b < sizeof(begins) / sizeof(begins[0]); b++)
@@ -293,6 +320,8 @@ int mk_explain_line(struct mk_explain *e, const char *text, size_t bytes, bool w
         ok = gemm(&c, &r);
     } else if (literal(&c, "fuse comm=")) {
         ok = collective(&c, &r);
+    } else if (literal(&c, "fuse check ")) {
+        ok = refuted(&c, &r);
     } else {
         row = false;
         ok = literal(&c, "fuse total ")   ? total(&c, e)

@@ -35,6 +35,8 @@ struct mk_explain {
     uint64_t bytes, lines, ours, damaged;
     uint64_t totals;                                     /* lines of counters at exit */
     uint64_t act[MK_PAIR_ACTS], reason[MK_PAIR_REASONS]; /* calls by these; stop at UINT64_MAX */
+    bool verified;                                       /* MK_VERIFY was on: */
+    uint64_t checked, differed;                          /* pairs, and those whose C changed in between */
     struct mk_explain_setup setup;
     struct mk_explain_timed timed[MK_PAIR_CLASSES]; /* from 64 << i bytes on */
 };

@@ -13,7 +13,9 @@
 static const char *why(const struct mk_explain_row *r)
 {
     if (r->act == MK_PAIR_DO_OVERLAP)
-        return r->proof == MK_PAIR_BY_CAPTURE ? "capture" : "driver";
+        return r->proof == MK_PAIR_BY_CAPTURE ? "capture"
+               : r->proof == MK_PAIR_ASSUMED  ? "assumed"
+                                              : "driver";
     return mk_pair_reason_name(r->reason);
 }
 
@@ -48,6 +50,10 @@ static void row(struct mk_table *t, const struct mk_explain_row *r, bool first)
 
 static void calls(const struct mk_explain *e)
 {
+    if (e->verified)
+        printf("MK_VERIFY: %llu pairs were looked at, and in %llu of them something had changed the GEMM's "
+               "output\n",
+               (unsigned long long)e->checked, (unsigned long long)e->differed);
     if (!e->totals)
         return;
     printf("calls, from the counters at exit:");
@@ -188,6 +194,12 @@ static void json_counts(struct mk_json *j, const struct mk_explain *e)
         mk_json_end(j);
     }
     mk_json_end(j);
+    if (e->verified) {
+        mk_json_object(j, "verify");
+        mk_json_int(j, "checked", whole(e->checked));
+        mk_json_int(j, "differed", whole(e->differed));
+        mk_json_end(j);
+    }
     mk_json_object(j, "calls");
     for (uint32_t i = 1; i < MK_PAIR_ACTS; i++)
         if (e->act[i])

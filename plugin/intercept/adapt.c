@@ -104,7 +104,10 @@ int mk_adapt_event(struct mk_pair_event *e)
     struct mk_pair_out out;
     mk_adapt_lock();
     const int ret = mk_adapt.pair ? mk_adapt_step(e, &out) : MK_ERR_INVALID;
+    const struct mk_fuse_ops *ops = mk_adapt.ops;
     mk_adapt_unlock();
+    if (!ret && e->kind == MK_PAIR_EV_COMM_OFF && ops && ops->off)
+        ops->off((void *)(uintptr_t)e->u.comm.handle);
     return ret;
 }
 
@@ -177,6 +180,8 @@ static void made(const struct mk_hook_event *h)
 {
     void **comms = NULL;
     bool nonblocking;
+    if (mk_adapt.ops && mk_adapt.ops->tidy)
+        mk_adapt.ops->tidy();
     const int n = mk_adapt_made(h, &comms, &nonblocking);
     if (!comms || (h->result && h->result != NCCL_IN_PROGRESS))
         return;
@@ -226,6 +231,8 @@ static void ends(const struct mk_hook_event *h)
     mk_adapt_unlock();
     if (over)
         mk_adapt.ops->end(h->comm);
+    if (over && mk_adapt.ops->tidy)
+        mk_adapt.ops->tidy();
 }
 
 /* Our error of a communicator is NCCL's asynchronous one. */
@@ -349,6 +356,8 @@ static void after(struct mk_hook_event *h)
 
 static bool consume(struct mk_hook_event *h)
 {
+    if (!h->after)
+        mk_adapt_check_saw(h->id);
     if (h->id >= MK_HOOK_cuLaunchKernel && h->id <= MK_HOOK_cuGraphLaunch) {
         if (!h->after && mk_adapt.ops)
             driver_before(h);
@@ -374,6 +383,7 @@ int mk_adapt_start(const struct mk_adapt_options *options)
     p.witness = options->witness;
     p.deterministic = options->deterministic;
     p.proved_only = options->proved_only;
+    p.verify = (uint8_t)(options->verify > 1 ? 2 : options->verify > 0);
     p.epilogues = options->ops ? options->ops->epilogues : 0;
     if (mk_pair_create(&p, &pair))
         return mk_fail(MK_ERR_NOMEM, "HOOK", "no memory for the pair recogniser");
@@ -389,6 +399,8 @@ int mk_adapt_start(const struct mk_adapt_options *options)
     mk_adapt.ops = options->ops;
     mk_adapt.counted = options->counted;
     mk_adapt.enqueues = 0;
+    mk_adapt.verify = p.verify;
+    mk_adapt_check_forget();
     memset(passed, 0, sizeof(passed));
     passed_gemms = passed_colls = passed_p2p = 0;
     mk_adapt_at_forget();
@@ -421,6 +433,7 @@ bool mk_adapt_count(struct mk_pair_counts *out)
 void mk_adapt_report(void)
 {
     struct mk_pair_counts c;
+    mk_adapt_check_report();
     if (!mk_log_on(MK_LOG_INFO) || !mk_adapt_count(&c))
         return;
     for (uint32_t act = 1; act < MK_PAIR_ACTS; act++)

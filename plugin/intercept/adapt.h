@@ -20,6 +20,7 @@ struct mk_adapt_options {
     bool deterministic;            /* MK_DETERMINISTIC */
     bool graph_only;               /* MK_FUSE=graph */
     bool proved_only;              /* mk_pair_options */
+    int verify;                    /* MK_VERIFY */
     uint32_t witness;              /* W; 0: the recogniser's */
 };
 /* Takes the hooks. Once more (tests, with no call under way): all that was known is forgotten. */
@@ -31,5 +32,5 @@ int mk_adapt_event(struct mk_pair_event *e);
 /* false: no such communicator. */
 bool mk_adapt_comm(uint64_t handle, struct mk_pair_comm_facts *out);
 bool mk_adapt_count(struct mk_pair_counts *out);
-/* Counters, one line a reason (INFO); nothing where there was no call. */
+/* What MK_VERIFY saw (WARN); counters, one line a reason (INFO); nothing where there was no call. */
 void mk_adapt_report(void);

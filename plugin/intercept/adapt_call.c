@@ -105,8 +105,9 @@ static bool launch_g(const struct mk_pair_event *e, const struct mk_pair_out *ou
                                 .stream = stream,
                                 .descriptor = out->descriptor,
                                 .generation = out->generation,
-                                .room = out->room,
-                                .captured = e->at.capture != 0};
+                                .room = out->room && !mk_adapt.verify,
+                                .captured = e->at.capture != 0,
+                                .check = mk_adapt.verify};
     int ret = 0;
     if (out->comm && out->order)
         ret = mk_adapt.ops->wait((void *)(uintptr_t)out->comm, stream, (enum mk_pair_order)out->order,
@@ -138,6 +139,8 @@ bool mk_adapt_gemm(struct mk_hook_event *h, const struct mk_pair_gemm *gemm)
         if (out.act == MK_PAIR_DO_G) {
             answered = launch_g(&e, &out, stream);
             gemm_done(stream, answered ? 0 : MK_ERR_CUDA);
+            if (mk_adapt.verify)
+                mk_adapt_check_gemm();
         }
         /* How it ended matters where a site may be learned from it. */
         if (!answered && (out.act == MK_PAIR_DO_G || out.reason == MK_PAIR_UNKNOWN_SITE))
@@ -181,9 +184,11 @@ static int launch_k(const struct mk_pair_event *e, const struct mk_pair_coll *c,
     k.send = (const void *)(uintptr_t)c->send;
     k.recv = (void *)(uintptr_t)c->recv;
     k.dtype = c->dtype;
-    k.overlap = out->act == MK_PAIR_DO_OVERLAP;
+    /* MK_VERIFY: K leans on no proof. */
+    k.overlap = out->act == MK_PAIR_DO_OVERLAP && !mk_adapt.verify;
     k.beside = out->fork;
-    k.reduce = out->reduce;
+    k.reduce = out->reduce && !mk_adapt.verify;
+    k.check = out->check;
     k.captured = e->at.capture != 0;
     k.descriptor = out->descriptor;
     k.generation = out->generation;
@@ -246,10 +251,15 @@ static int carry_out(struct mk_hook_event *h, const struct mk_pair_event *e, con
 /* Without the lock. 0: what K needs on this rank is there. */
 static int prepared(const struct mk_hook_event *h, const struct mk_pair_comm_facts *facts)
 {
+    struct mk_pair_comm_facts now;
     if (!facts->ready || !mk_adapt.ops->prepare)
         return 0;
     const int ret =
         mk_adapt.ops->prepare(h->comm, h->stream, facts->id, (int)facts->rank, (int)facts->nranks);
+    if (mk_adapt.ops->off && mk_adapt_comm((uintptr_t)h->comm, &now) && now.off) {
+        mk_adapt.ops->off(h->comm); /* which came meanwhile, and could not know of what was begun here */
+        return MK_ERR_UNSUPPORTED;
+    }
     if (!ret)
         mk_adapt_time_first(h->comm, facts);
     else if (ret != MK_ERR_AGAIN)
@@ -305,6 +315,8 @@ bool mk_adapt_coll(struct mk_hook_event *h, const struct mk_pair_coll *coll, boo
     struct mk_pair_out out;
     struct mk_adapt_line line;
     struct mk_adapt_news news = {.text = ""};
+    struct mk_adapt_refuted refuted;
+    bool any_refuted = false;
     int answer = -1;
     uint32_t timed = 0;
     e.u.coll = *coll;
@@ -321,8 +333,11 @@ bool mk_adapt_coll(struct mk_hook_event *h, const struct mk_pair_coll *coll, boo
         e.u.coll.late = mk_adapt.ops->late && mk_adapt.ops->late(h->comm);
     }
     line.any = false;
+    if (mk_adapt.verify)
+        any_refuted = mk_adapt_check_look(&refuted);
     if (!mk_adapt_step(&e, &out)) {
         mk_adapt_line(&e, &out, &line);
+        mk_adapt_check_coll(&e, &out, h->id);
         if (mk_adapt.ops && e.at.capture)
             mk_adapt_time_captured(&e, &out);
         else if (mk_adapt.ops && group.depth)
@@ -339,6 +354,8 @@ bool mk_adapt_coll(struct mk_hook_event *h, const struct mk_pair_coll *coll, boo
     mk_adapt_say(&line);
     if (news.text[0])
         MK_INFO("HOOK", "%s", news.text);
+    if (any_refuted)
+        mk_adapt_check_say(&refuted);
     if (answer >= 0)
         h->result = answer;
     return answer >= 0;
@@ -395,6 +412,7 @@ static void take(const struct held *held, bool simulated)
         e.u.coll = held->coll;
         e.kind = MK_PAIR_EV_COLL;
         mk_adapt_line(&e, &out, &line);
+        mk_adapt_check_coll(&e, &out, MK_HOOK_ncclGroupEnd);
         if (out.act == MK_PAIR_DO_FAIL)
             ret = out.error;
         else if (!simulated)

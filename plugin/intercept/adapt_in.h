@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
 /* Inside of the adapter: adapt.c (the lock, the hooks' consumer, communicators), adapt_call.c (GEMMs, collectives, groups),
- * adapt_read.c (what a call says), adapt_at.c (where it goes), adapt_time.c (what it takes). */
+ * adapt_read.c (what a call says), adapt_at.c (where it goes), adapt_time.c (what it takes), adapt_check.c (MK_VERIFY). */
 #pragma once
 #include "adapt.h"
 #include "intern.h"
@@ -12,6 +12,7 @@ struct mk_adapt {
     bool counted;
     uint64_t enqueues; /* counted so far, of all contexts; those of stubs (count.h) come on top */
     uint64_t graphs;   /* launches of graphs that the recogniser was told of */
+    int verify;        /* MK_VERIFY */
 };
 /* Under the lock. */
 extern struct mk_adapt mk_adapt;
@@ -64,6 +65,22 @@ struct mk_adapt_news {
 };
 void mk_adapt_time_read(const void *comm, struct mk_adapt_news *news);
 void mk_adapt_time_forget(const void *comm); /* NULL: all */
+
+/* adapt_check.c. A hooked call of any thread, without the lock. */
+void mk_adapt_check_saw(enum mk_hook_id id);
+/* Under the lock: G was launched; a collective by function `id` was decided. */
+void mk_adapt_check_gemm(void);
+void mk_adapt_check_coll(const struct mk_pair_event *e, const struct mk_pair_out *out, enum mk_hook_id id);
+/* A site whose C changed between the two: true, once each, and it is told without the lock. */
+struct mk_adapt_refuted {
+    struct mk_pair_event event;
+    struct mk_pair_out out;
+    char between[256];
+};
+bool mk_adapt_check_look(struct mk_adapt_refuted *out); /* under the lock */
+void mk_adapt_check_say(const struct mk_adapt_refuted *r);
+void mk_adapt_check_report(void); /* without the lock */
+void mk_adapt_check_forget(void);
 
 /* adapt_read.c. false: none of that kind. `whole` false: what a log line says is enough. */
 bool mk_adapt_read_gemm(const struct mk_hook_event *h, bool whole, struct mk_pair_gemm *out);

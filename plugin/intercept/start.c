@@ -83,6 +83,11 @@ static const char *adapt(enum mk_hook_mode mode)
     options.graph_only = mode == MK_HOOK_GRAPH;
     options.deterministic = options.ops && settings.deterministic;
     options.proved_only = true;
+    options.verify = options.ops ? (int)settings.verify : 0;
+    if (options.verify)
+        MK_INFO("HOOK",
+                "MK_VERIFY=%d: no collective overlaps with its GEMM; what is between them is looked at",
+                options.verify);
     if (mk_adapt_start(&options))
         return mk_last_error();
     return options.ops ? NULL : why;
@@ -109,11 +114,11 @@ __attribute__((destructor)) static void end(void)
     if (mk_hook_mode() == MK_HOOK_OFF)
         return;
     mk_log_set_sink(NULL); /* NCCL's logger may be past its own end */
+    mk_adapt_report();
     if (!mk_log_on(MK_LOG_INFO))
         return;
     struct mk_hook_stats s;
     mk_hook_get_stats(&s);
-    mk_adapt_report();
     mk_count_report();
     for (int id = 0; id < MK_HOOK_EVENTS; id++)
         if (mk_hook_calls((enum mk_hook_id)id))

@@ -72,6 +72,7 @@ static void check_all(void)
                     check_line(gemm, act, reason, 0);
     check_line(false, MK_PAIR_DO_OVERLAP, 0, MK_PAIR_BY_CAPTURE);
     check_line(false, MK_PAIR_DO_OVERLAP, 0, MK_PAIR_BY_COUNTERS);
+    check_line(false, MK_PAIR_DO_OVERLAP, 0, MK_PAIR_ASSUMED);
 }
 
 static void give(struct mk_explain *e, const char *line)
@@ -143,6 +144,35 @@ static void check_timed(void)
     mk_explain_free(&e);
 }
 
+/* MK_VERIFY: what was seen to change, and the counters at exit. */
+static void check_verified(void)
+{
+    struct mk_explain e;
+    struct mk_pair_event v;
+    struct mk_pair_out out;
+    memset(&e, 0, sizeof(e));
+    memset(&v, 0, sizeof(v));
+    memset(&out, 0, sizeof(out));
+    v.kind = MK_PAIR_EV_COLL;
+    v.u.coll.count = 4096;
+    v.u.coll.dtype = MK_BFLOAT16;
+    out.proof = MK_PAIR_BY_CAPTURE;
+    const size_t bytes = (size_t)mk_pair_check_line(&v, &out, "libtorch_cuda.so+0xabc",
+                                                    "cuMemcpyAsync,ncclSend", text, sizeof(text));
+    CHECK(bytes < sizeof(text), "%s", text);
+    for (size_t n = 0; n < bytes; n++)
+        CHECK(!mk_explain_line(&e, text, n, n & 1) && !e.ours, "%.*s was believed", (int)n, text);
+    CHECK(!mk_explain_line(&e, text, bytes, true) && e.ours == 1 && e.nrows == 1, "%s", text);
+    CHECK(e.row[0].act == MK_PAIR_DO_PLAIN && e.row[0].reason == MK_PAIR_REFUTED && e.row[0].n == 4096, "%s",
+          text);
+    CHECK(!e.verified, "no counter came");
+    give(&e, "[0] fuse total checked: 12");
+    give(&e, "[1] fuse total checked: 30");
+    give(&e, "[1] fuse total differed: 2");
+    CHECK(e.verified && e.checked == 42 && e.differed == 2 && !e.totals, "counters");
+    mk_explain_free(&e);
+}
+
 /* Ranks tell themselves apart by what stands before; a site's rows stand together. */
 static void check_rows(void)
 {
@@ -205,6 +235,7 @@ int main(void)
     check_all();
     check_others();
     check_timed();
+    check_verified();
     check_rows();
     check_noise();
     return bad;

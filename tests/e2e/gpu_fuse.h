@@ -20,6 +20,7 @@ extern struct fake_cuda_counts base; /* after each test it is like this again */
 extern void *stream[2];
 extern uint8_t *operand_a, *operand_b, *output, *elsewhere, *bias;
 extern int nccl[2], graphs[3]; /* handles: their addresses */
+extern bool verify;            /* launch_g asks for C to be added up */
 
 void nap_ms(int ms);
 /* prepare until it says something else than AGAIN: that. */
@@ -45,9 +46,16 @@ void a_failed_communicator_says_so(void **state);
 void the_end_leaves_the_callers_context(void **state);
 void the_end_waits_for_no_k(void **state);
 void the_end_waits_for_no_other_rank(void **state);
+void blocks_go_back_at_once(void **state);
+void blocks_of_the_failed_and_the_ended_go_back(void **state);
+void off_while_it_is_made(void **state);
 
 void words_belong_to_their_graph(void **state);
 void captured_pairs_are_told_apart(void **state);
 void a_pair_that_cannot_be_captured_keeps_nothing(void **state);
 void no_memory_for_words(void **state);
 void k_comes_after_g_alone(void **state);
+
+void c_is_compared_before_k(void **state);
+void captured_pairs_are_compared_at_every_replay(void **state);
+void what_cannot_be_compared_runs(void **state);

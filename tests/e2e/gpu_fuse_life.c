@@ -185,3 +185,97 @@ void the_end_waits_for_no_other_rank(void **state)
     unsetenv("MASTER_ADDR");
     unsetenv("MASTER_PORT");
 }
+
+/* ---- what others may have then ---- */
+
+enum { MANY = 12 };
+static int many[MANY];
+
+/* Makes communicators until there are no blocks for one more; how many there are. */
+static int fill(int from)
+{
+    for (int i = from; i < MANY; i++) {
+        gpu_forget(); /* there is no room for all that is recorded */
+        const int ret = prepared(&many[i], 50 + (uint64_t)i, 1);
+        if (ret) {
+            assert_int_equal(ret, MK_ERR_UNSUPPORTED);
+            ops->end(&many[i]);
+            return i;
+        }
+    }
+    fail_msg("no end of blocks");
+    return 0;
+}
+
+void blocks_go_back_at_once(void **state)
+{
+    (void)state;
+    ops->tidy();
+    same_as_before();
+    const int n = fill(0);
+    assert_in_range(n, 3, MANY - 2);
+    const long memory = counts->memory;
+    ops->off(&many[0]);
+    ops->off(&many[0]);                       /* nobody any more */
+    assert_int_equal(counts->memory, memory); /* what waits for the device has to wait */
+    no_k(&many[0]);
+    assert_int_equal(ops->error(&many[0]), 0);
+    assert_int_equal(prepared(&many[n], 90, 1), 0);
+    assert_true(counts->memory > memory);
+    const long both = counts->memory;
+    ops->tidy();
+    assert_int_equal(counts->memory - memory, 0);
+    assert_true(both > counts->memory);
+    ops->end(&many[0]); /* NCCL's goes later */
+    for (int i = 1; i <= n; i++)
+        i & 1 ? ops->end(&many[i]) : ops->off(&many[i]);
+    ops->tidy();
+    ops->tidy();
+    same_as_before();
+    assert_int_equal(fill(0), n);
+    for (int i = 0; i < n; i++)
+        ops->end(&many[i]);
+    same_as_before();
+}
+
+void blocks_of_the_failed_and_the_ended_go_back(void **state)
+{
+    (void)state;
+    const int n = fill(0);
+    (ops->fail)(&many[0], MK_ERR_PEER, true);
+    assert_int_equal(prepared(&many[n], 91, 1), 0);
+    ops->end(&many[0]); /* and does not go back twice */
+    for (int i = 1; i <= n; i++)
+        ops->end(&many[i]);
+    same_as_before();
+    assert_int_equal(fill(0), n);
+    for (int i = 0; i < n; i++)
+        ops->end(&many[i]);
+    same_as_before();
+}
+
+/* One of two ranks, whose peer never comes, is told meanwhile; and another one has failed before. */
+void off_while_it_is_made(void **state)
+{
+    char port[16];
+    (void)state;
+    setenv("MASTER_ADDR", "127.0.0.1", 1);
+    snprintf(port, sizeof(port), "%d", free_port());
+    setenv("MASTER_PORT", port, 1);
+    assert_int_equal(ops->prepare(&nccl[0], NULL, 95, 1, 2), MK_ERR_AGAIN);
+    assert_true(counts->events > base.events);
+    ops->off(&nccl[0]);
+    for (int ms = 0; ms < 60000 && __atomic_load_n(&counts->events, __ATOMIC_ACQUIRE) != base.events; ms++) {
+        ops->tidy();
+        nap_ms(1);
+    }
+    same_as_before();
+    unsetenv("MASTER_ADDR");
+    unsetenv("MASTER_PORT");
+    setenv("MK_GEMM", "portable", 1);
+    assert_int_equal(prepared(&nccl[0], 96, 1), MK_ERR_UNSUPPORTED);
+    unsetenv("MK_GEMM");
+    ops->off(&nccl[0]);
+    ops->tidy();
+    same_as_before();
+}

@@ -3,6 +3,7 @@
 #include "gpu_record.h"
 #include "mk/pair_run.h"
 #include "ops/gemm_ar.h"
+#include "ops/pair_check.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,7 +23,7 @@ static struct gpu_step *step(enum gpu_what what, void *stream)
 
 void gpu_forget(void)
 {
-    gpu.steps = gpu.launches = 0;
+    gpu.steps = gpu.launches = gpu.nchecks = 0;
     memset(&gpu.last, 0, sizeof(gpu.last));
 }
 
@@ -55,10 +56,22 @@ static size_t parameter_bytes(const char *name)
 {
     return !strncmp(name, "pair_allreduce", 14)     ? 256 + sizeof(struct mk_ar)
            : !strncmp(name, "pair_gemm", 9)         ? 520
+           : !strcmp(name, "pair_check")            ? sizeof(struct mk_check)
            : !strncmp(name, "gemm_ar_ll", 10)       ? 0
            : !strncmp(name, "gemm_ar_portable", 16) ? sizeof(struct mk_ar)
            : !strncmp(name, "gemm_ar", 7)           ? 768 + sizeof(struct mk_ar)
                                                     : 0;
+}
+void gpu_check(const struct gpu_launch *l)
+{
+    struct mk_check k;
+    memcpy(&k, l->args, sizeof(k));
+    for (uint32_t block = 0; block < l->grid; block++) {
+        uint64_t sum = 0;
+        for (uint64_t i = block; i < k.n; i += l->grid)
+            sum += mk_check_mix(k.c[2 * i], k.c[2 * i + 1], i);
+        mk_check_end(&k, sum, l->grid);
+    }
 }
 static int launch(const struct mk_cu_launch *c, void *kernel, void **params, void **extra)
 {
@@ -83,6 +96,12 @@ static int launch(const struct mk_cu_launch *c, void *kernel, void **params, voi
     gpu.launches++;
     step(GPU_LAUNCH, c->stream)->name = kernel;
     gpu.node += c->stream == gpu.capturing;
+    if (!strcmp(l->name, "pair_check")) {
+        if (c->stream != gpu.capturing)
+            gpu_check(l);
+        else if (gpu.nchecks < (int)(sizeof(gpu.checks) / sizeof(gpu.checks[0])))
+            gpu.checks[gpu.nchecks++] = *l;
+    }
     return 0;
 }
 static int map(struct mk_cu_map *out, int type, uint32_t rank, void *address, const uint64_t *dims,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
 /* A recorder over the stand-in for the driver: launches, events, copies and captures are written down. Launches are not
- * made; copies are, by the stand-in. Small allocations are full of rubbish at first, as a GPU's are. */
+ * made, but for MK_VERIFY's look at C; copies are, by the stand-in. Small allocations are full of rubbish at first, as a GPU's are. */
 #pragma once
 #include "mk/cuda.h"
 
@@ -32,12 +32,14 @@ struct gpu_record {
     int launches;
     struct gpu_step step[64]; /* since gpu_forget; no more than these */
     int steps;
-    void *capturing, *graph; /* this stream, into that graph; NULL: none */
-    uint64_t capture;        /* its id */
-    uintptr_t node;          /* the capture's newest, on which the next one depends */
-    int objects;             /* user objects that there are */
-    int hasty;               /* streams that were destroyed before their copies were known to be there */
-    bool busy;               /* __atomic: what was launched does not end */
+    void *capturing, *graph;     /* this stream, into that graph; NULL: none */
+    uint64_t capture;            /* its id */
+    uintptr_t node;              /* the capture's newest, on which the next one depends */
+    int objects;                 /* user objects that there are */
+    int hasty;                   /* streams that were destroyed before their copies were known to be there */
+    bool busy;                   /* __atomic: what was launched does not end */
+    struct gpu_launch checks[4]; /* captured: pair_check, to be made by gpu_check at a replay */
+    int nchecks;
     bool fail_launch, fail_order, fail_copy, fail_object, fail_retain;
 };
 extern struct gpu_record gpu;
@@ -45,5 +47,7 @@ extern struct gpu_record gpu;
 /* Puts itself between the driver's table and its users, on the device 0's context; NULL: there is no driver. */
 struct mk_cuda *gpu_record(void);
 void gpu_forget(void);
+/* Makes such a launch. */
+void gpu_check(const struct gpu_launch *launch);
 /* The graph is destroyed: so is what it alone kept. */
 void gpu_graph_destroy(void *graph);

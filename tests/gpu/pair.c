@@ -2,7 +2,7 @@
  * Copyright mKernel authors */
 /* G and K on the GPU (mk/pair_run.h), one process a rank (mkrun): random shapes with the programmatic launch and without, in
  * turn and by each rank's own choice, eager and by graph replay, with delays, G without K, G after G, and a third kernel
- * that reads what K leaves: the bits of the operator's exchange alone on the same products. Then times.
+ * that reads what K leaves; MK_VERIFY's look at C: the bits of the operator's exchange alone on the same products. Then times.
  * Usage: pair [SHAPES] [CALLS] [SEED]; pair one LAYOUT DTYPE M N K BIAS CALLS; pair times M N K [ROUNDS]. */
 #include "cuda/gpu.h"
 #include "fused/comm.h" /* mk_comm_start */
@@ -310,6 +310,63 @@ static void replays(int calls)
         fail("replayed", "not every K follows its tiles");
 }
 
+/* MK_VERIFY: sums of C behind G and before K, with somebody between who writes one element, or nobody. */
+struct looked {
+    struct pair x;
+    bool intruder;
+};
+static int looked_at(void *arg, int i)
+{
+    struct looked *l = arg;
+    const struct mk_gemm_problem *p = &l->x.p;
+    uint64_t *words = (uint64_t *)P(l->x.words);
+    struct mk_pair_tiles tiles;
+    bool over = false;
+    (void)i;
+    int ret = mk_pair_gemm(p, 0, words, gpu_stream(), &tiles);
+    if (!ret)
+        ret = mk_pair_check_c(P(l->x.c), l->x.bytes, words, 0, gpu_stream());
+    if (!ret && l->intruder) /* its last rows, from elsewhere: a GEMM of zeros */
+        ret = mk_gemm(MK_TN, 1, 8, 64, p->dtype, P(l->x.third), 64, P(l->x.read), 64,
+                      P(l->x.c + l->x.bytes - 16), 8, NULL, gpu_stream());
+    if (!ret)
+        ret = mk_pair_check_c(P(l->x.c), l->x.bytes, words, 3, gpu_stream());
+    return ret ? ret
+               : mk_pair_allreduce(comm, P(l->x.c), (uint64_t)(p->m * p->n), p->dtype, NULL, gpu_stream(),
+                                   &over);
+}
+static void checks(int rounds)
+{
+    static const int64_t sizes[][2] = {{128, 64}, {1000, 2048}, {4096, 4096}};
+    struct looked l;
+    for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]) && !failures; s++) {
+        make_pair(&l.x, MK_TN, MK_BFLOAT16, sizes[s][0], sizes[s][1], 256, false);
+        gpu_set(l.x.read, 0, (size_t)l.x.p.n * 128 * 2);
+        gpu_sync();
+        for (int i = 0; i < rounds && !failures; i++) {
+            l.intruder = i & 1;
+            const uint64_t looked = mk_pair_checked(3, false), differed = mk_pair_checked(3, true);
+            const int times = i & 2 ? 3 : 1;
+            if (times == 1 && looked_at(&l, 0))
+                fail(l.x.text, mk_last_error());
+            if (times > 1) {
+                struct gpu_graph *g = gpu_capture(looked_at, &l, 1);
+                for (int r = 0; r < times; r++)
+                    gpu_replay(g);
+                gpu_sync();
+                gpu_graph_free(g);
+            }
+            if (finish(l.x.text))
+                return;
+            if (mk_pair_checked(3, false) != looked + (uint64_t)times)
+                fail(l.x.text, "C was not looked at");
+            if (mk_pair_checked(3, true) != differed + (l.intruder ? (uint64_t)times : 0))
+                fail(l.x.text, l.intruder ? "a change of C was not seen" : "C differs, it is said");
+        }
+        drop_pair(&l.x);
+    }
+}
+
 /* That K was launched to start early does not say that it did: its first block is there while bands of G are missing. */
 static void together(void)
 {
@@ -421,6 +478,8 @@ int main(int argc, char **argv)
         together();
     if (all && !failures)
         replays(calls);
+    if (all && !failures)
+        checks(12);
     printf("rank %d of %d (%d nodes): %d failures\n", info.rank, info.nranks, info.nnodes, failures);
     mk_comm_destroy(comm);
     return failures ? 1 : 0;

@@ -8,12 +8,16 @@
 #   eager   eager pairs with the file in LD_PRELOAD: those with nothing between overlap, in a loop and in programs that put something
 #           between; `hostile` once more so; what was counted of the driver's functions (LOGS)
 #   groups  the same with groups of operations, threads and more communicators (CASES)
+#   verify  the hostile programs with MK_VERIFY=1, that must see nothing; then some with MK_VERIFY=2, that must see what they do
 #   random  SEED (1): random programs for SECONDS_EACH (20) seconds, of one communicator, then of two
 #   tuned   the same programs with MK_TUNER=on: K and NCCL in turns, and whichever was faster
 #   train   STEPS (200) of training, SEEDS (3): with MK_FUSE=off, on, and with MK_DETERMINISTIC=1 plain against overlapped
 #   tp      PyTorch's tensor-parallel API, eager and compiled (WAYS: eager default reduce-overhead), with MK_FUSE as in FUSES (on)
 #   compile torch.compile of a linear layer and its all-reduce
-#   ends    two graphs replayed in another order on one rank: an error, no hang; an abort with a sum under way
+#   ends    two graphs replayed in another order on one rank: an error, no hang; an abort with a sum under way; a rank that calls by a
+#           pointer from before: an error, too
+#   jobs    CASES (hundred pointer absent sleeps): COMMUNICATORS (100) at once; a rank that calls by a pointer from the first call on; a
+#           rank without the plugin, NCCL over its own sockets; a rank that comes SLEEP (90) seconds late
 #   times   the pairs at SIZES, ROUNDS (15) rounds, with MK_FUSE=on and off in turn, over links of GBPS (0: not paced) Gbit/s
 #   llama   tokens a second of eight layers of Llama-3.1-8B's shapes, with MK_FUSE=on and off in turn
 # TOPOLOGY (2x1): NODESxRANKS, over loop. The ranks share the GPUs if there are fewer. PRELOAD=1: the file in LD_PRELOAD too. Every program has a time limit. Exit 77
@@ -21,7 +25,7 @@
 set -u
 build=$(cd "${1:-build}" && pwd) || exit 2
 [ $# -gt 0 ] && shift
-[ $# -gt 0 ] || set -- right hostile eager groups random tuned train tp compile ends times
+[ $# -gt 0 ] || set -- right hostile eager groups verify random tuned train tp compile ends jobs times
 command -v nvidia-cuda-mps-control >/dev/null || { echo "skip: gpu.torch: no nvidia-cuda-mps-control"; exit 77; }
 python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || { echo "skip: gpu.torch: no PyTorch with a GPU"; exit 77; }
 here=$(dirname "$0") so=$build/lib/libnccl-net-mkernel.so t=${TOPOLOGY:-2x1} failed=0 sms=${SMS:-132}
@@ -50,6 +54,7 @@ job() { # name MK_FUSE program arguments...
     timeout -k 5 "${LIMIT:-90}" "$build/bin/mkrun" --gpus-shared --quiet --nodes "${t%x*}" --ranks-per-node "${t#*x}" -- sh -c '
 export RANK=$MK_RANK WORLD_SIZE=$MK_NRANKS NCCL_HOSTID=h$((MK_RANK / PER_NODE))
 [ -z "$PRELOAD" ] || export LD_PRELOAD=$SO
+[ "${WITHOUT:-}" != "$RANK" ] || unset NCCL_NET_PLUGIN NCCL_PROFILER_PLUGIN NCCL_TUNER_PLUGIN LD_PRELOAD
 exec python3 "$PROGRAM" "$@" 2>"$LOG.$RANK.err"' sh "${@:4}"
     local status=$?
     [ $status = 0 ] || { echo "FAILED ($status): $name ${*:2}"; ended "$name"; failed=1; }
@@ -117,6 +122,17 @@ for part in "$@"; do
             reasons eager.hostile
         }
         ;;
+    verify)
+        # shellcheck disable=SC2086
+        MK_VERIFY=1 LIMIT=${LIMIT:-150} job verify on hostile ${CASES:-}
+        counted verify
+        [ "$(total verify checked)" -ge "${CHECKED:-10}" ] || { echo "FAILED: only $(total verify checked) pairs were looked at"; failed=1; }
+        grep -h 'fuse total differed: [1-9]\|fuse check ' "$logs"/verify.* && { echo "FAILED: a proof was wrong"; failed=1; }
+        MK_VERIFY=2 job seen on verify
+        counted seen
+        grep -q 'fuse check .*DIFFERS proof=assumed' "$logs"/seen.* || { echo "FAILED: nobody says what was seen"; failed=1; }
+        echo "verify: $(total verify checked) pairs looked at; then $(total seen checked), $(total seen differed) of them different"
+        ;;
     random)
         for groups in ${GROUPS_EACH:-1 2}; do
             job "random.$groups" on random "${SEED:-1}" "${SECONDS_EACH:-20}" "$groups" ${ONLY:+"$ONLY"}
@@ -155,6 +171,26 @@ for part in "$@"; do
         job mismatch on ends mismatch
         cat "$logs"/mismatch.* | grep -q 'make different calls' || { echo "FAILED: nobody says what was wrong"; failed=1; }
         job abort on ends abort
+        job pointer on ends pointer
+        [ -n "${PRELOAD:-}" ] || cat "$logs"/pointer.* | grep -q 'reason=unhooked-call' || { echo "FAILED: nobody says who called by a pointer"; failed=1; }
+        ;;
+    jobs)
+        for which in ${CASES:-hundred pointer absent sleeps}; do
+            case $which in
+            hundred) LIMIT=${LIMIT:-280} job jobs.hundred on jobs hundred && counted jobs.hundred && reasons jobs.hundred ;;
+            pointer) job jobs.pointer on jobs pointer && counted jobs.pointer ;;
+            absent)
+                export WITHOUT
+                for WITHOUT in 0 $((ranks - 1)); do
+                    NCCL_NET=Socket MK_TIMEOUT=5 job "jobs.absent.$WITHOUT" on jobs absent && counted "jobs.absent.$WITHOUT"
+                    cat "$logs/jobs.absent.$WITHOUT".* | grep -q 'fuse setup .* OFF reason=' || { echo "FAILED: set-up did not end off"; failed=1; }
+                done
+                unset WITHOUT
+                ;;
+            sleeps) MK_PEER_TIMEOUT=0 LIMIT=${LIMIT:-240} job jobs.sleeps on jobs sleeps && counted jobs.sleeps ;;
+            *) echo "no case $which" && exit 2 ;;
+            esac
+        done
         ;;
     times)
         for size in ${SIZES:-8192x8192x3584 4096x8192x3584}; do

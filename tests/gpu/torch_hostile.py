@@ -13,7 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from torch_cases import M, N, both, case, made, main
-from torch_help import CPU, capture, device, exact, expect, fail, gpu, rank, ranks, same, say, triton_kernel
+from torch_help import CPU, Layer, capture, device, exact, expect, fail, gpu, rank, ranks, same, say, triton_kernel
 
 
 # ---- between the GEMM and the all-reduce ----
@@ -349,6 +349,25 @@ def sleeps():
 
 
 # ---- graphs ----
+
+
+@case
+def warm_ups():
+    """Captured after 0, 1 and 3 calls. Without any nothing is known of the GEMM, and the capture is what makes it known."""
+    for i, calls in enumerate((0, 1, 3)):
+        a = Layer(M, 1088 + 64 * i, 448, seed=60 + i)  # sizes that nothing else has
+        for c in range(calls):
+            exact(f"warm-up {c}", a.pair(), a.want)
+        for n in range(2):
+            g, y = capture(a.pair)
+            for c in range(2):
+                y.fill_(77)
+                g.replay()
+                exact(f"after {calls} calls, capture {n}, replay {c}", y, a.want)
+            overlaps = calls or n
+            expect("OVERLAP" if overlaps else "reason=learning", 1)
+            say(f"captured after {calls} calls, capture {n}: {'overlaps' if overlaps else 'plain, and known from now on'}")
+    same("warm-ups")
 
 
 @case

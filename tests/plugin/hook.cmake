@@ -102,7 +102,7 @@ endif()
 
 hook_program(hook_pass now hook_pass.c)
 mk_add_test(plugin.hook_pass COMMAND hook_pass ${test_so})
-hook_program(hook_adapt now hook_adapt.c hook_adapt_lt.c hook_adapt_time.c hook_adapt_rank.c)
+hook_program(hook_adapt now hook_adapt.c hook_adapt_check.c hook_adapt_lt.c hook_adapt_time.c hook_adapt_rank.c)
 mk_add_test(plugin.hook_adapt COMMAND hook_adapt ${test_so})
 hook_program(hook_setup now hook_setup.c hook_adapt_rank.c prof_events.c)
 mk_add_test(plugin.hook_setup TIMEOUT 300 COMMAND hook_setup ${test_so})

@@ -462,6 +462,54 @@ static void scalars_and_modes(void)
     DID("K rec PLAIN:not-last-gemm");
 }
 
+/* Set-up ends 'off' while what K needs is begun: nobody is left to give it up but who began it. */
+static int offs, begun;
+
+static void off(void *comm)
+{
+    CHECK(comm == &r.comm);
+    offs++;
+    begun = 0;
+}
+
+static int prepare(void *comm, void *stream, uint64_t id, int rank, int nranks)
+{
+    struct mk_pair_event e = {.kind = MK_PAIR_EV_COMM_OFF};
+    CHECK(comm == &r.comm && stream == &r.s && id == 99 && rank == 1 && nranks == 2);
+    e.u.comm.handle = (uintptr_t)comm;
+    e.u.comm.reason = MK_PAIR_MEMBER;
+    CHECK(!r.face->event(&e) && offs == 1);
+    begun = 1;
+    return MK_ERR_AGAIN;
+}
+
+static void off_meanwhile(void)
+{
+    struct mk_fuse_ops ops = *rank_ops();
+    const struct mk_adapt_options options = {.ops = &ops, .witness = 1};
+    struct mk_pair_event e = {.kind = MK_PAIR_EV_COMM_ID};
+    ops.prepare = prepare;
+    ops.off = off;
+    rank_start(&options);
+    e.u.comm.id = r.comm.id;
+    e.u.comm.rank = 1;
+    e.u.comm.nranks = 2;
+    CHECK(!r.face->event(&e));
+    REDUCE(c_mem, c_mem);
+    CHECK(offs == 2 && !begun);
+    REDUCE(c_mem, c_mem);
+    CHECK(offs == 2);
+    DID("nccl rec nccl NCCL NCCL:not-ready:member");
+    e.kind = MK_PAIR_EV_COMM_OFF; /* of nobody */
+    e.u.comm.handle = 77;
+    e.u.comm.reason = MK_PAIR_MEMBER;
+    CHECK(r.face->event(&e) && offs == 2);
+    rank_agree(); /* what was agreed on is not off any more */
+    e.u.comm.handle = (uintptr_t)&r.comm;
+    CHECK(r.face->event(&e));
+    DID("");
+}
+
 int main(int argc, char **argv)
 {
     if (argc != 2 || setenv("MK_FUSE", "on", 1))
@@ -485,9 +533,11 @@ int main(int argc, char **argv)
     unknown_streams();
     without_counters();
     proved_only();
+    off_meanwhile();
     scalars_and_modes();
     lt_cases();
     time_cases();
+    check_cases();
     fprintf(stderr, "%d failures\n", failures);
     return failures != 0;
 }

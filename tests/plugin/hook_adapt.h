@@ -53,6 +53,7 @@ void rank_did(int line, const char *want);
 void rank_begin_capture(struct stand_stream *s, uint64_t id);
 extern unsigned short a_mem[4 * 16], w_mem[8 * 16], c_mem[4 * 8], d_mem[4 * 8];
 
-/* hook_adapt_lt.c, hook_adapt_time.c */
+/* hook_adapt_check.c, hook_adapt_lt.c, hook_adapt_time.c */
+void check_cases(void);
 void lt_cases(void);
 void time_cases(void);

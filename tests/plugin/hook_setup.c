@@ -111,6 +111,7 @@ static void in_nccl(int id, const void *call)
 }
 
 static bool prepared; /* this rank's last answer */
+static int begun;     /* atomic: it was asked since the last `off` */
 
 static int prepare(void *comm, void *stream, uint64_t id, int rank, int nranks)
 {
@@ -121,7 +122,23 @@ static int prepare(void *comm, void *stream, uint64_t id, int rank, int nranks)
                     : is(GOES) || (is(LATE_READY) && asked++ < 100) ? MK_ERR_AGAIN
                                                                     : 0;
     prepared = !ret;
+    __atomic_store_n(&begun, 1, __ATOMIC_RELEASE);
     return ret;
+}
+
+/* From any thread, without the lock: asking for facts would wait for ever. */
+static void off(void *comm)
+{
+    struct mk_pair_comm_facts facts;
+    CHECK(comm == &r.comm && r.face->comm((uintptr_t)comm, &facts) && facts.off && !facts.agreed);
+    __atomic_store_n(&begun, 0, __ATOMIC_RELEASE);
+}
+
+static int tidied;
+
+static void tidy(void)
+{
+    tidied++;
 }
 
 /* Time stamps, which rank 0 alone asks for: a call of K takes 2 ms, NCCL's 1 ms. */
@@ -251,6 +268,17 @@ static void loop(void)
         one_call(NCCL_BF16); /* set-up had ended before this one */
 }
 
+/* Set-up ended 'off': what was begun for K was given up. */
+static void nothing_begun(void)
+{
+    struct mk_pair_comm_facts facts;
+    if (is(FUSE_OFF) || !r.face->comm((uintptr_t)&r.comm, &facts) || !facts.off)
+        return;
+    for (int i = 0; i < 5000 && __atomic_load_n(&begun, __ATOMIC_ACQUIRE); i++)
+        pause_us(1000);
+    CHECK(!__atomic_load_n(&begun, __ATOMIC_ACQUIRE));
+}
+
 /* Who has ended takes its meeting with it: it waits for the others. */
 static void wait_others(void)
 {
@@ -273,6 +301,8 @@ static int rank(const char *path)
     setenv("MK_TIMEOUT", never_met ? "3" : "100", 1);
     setenv("MK_TUNER", now->slower ? "on" : "off", 1);
     ops.prepare = prepare;
+    ops.off = off;
+    ops.tidy = tidy;
     if (now->slower)
         ops.stamp = stamp, ops.between = between;
     if (is(UNLIKE))
@@ -291,8 +321,11 @@ static int rank(const char *path)
     void *so = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
     CHECK(so && prof_open(&prof, so, is(OLD) ? 4 : 5 + me % 2, 0x5e70, me, RANKS, &mask));
     loop();
+    nothing_begun();
     wait_others();
+    const int before = tidied;
     CHECK(!prof.t.any || !ncclCommDestroy(&r.comm));
+    CHECK(!prof.t.any || is(FUSE_OFF) || tidied == before + 1);
     if (prof.t.any)
         prof_close(&prof);
     CHECK(!prof.failed);

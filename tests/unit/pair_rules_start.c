@@ -329,6 +329,118 @@ static void event_between(void **state)
     sim_end(&s);
 }
 
+/* ---- MK_VERIFY ---- */
+
+static void start_verified(struct sim *s, int verify)
+{
+    const struct mk_pair_options options = {
+        .witness = SIM_W, .epilogues = 1u << MK_PAIR_BIAS, .proved_only = 1, .verify = (uint8_t)verify};
+    sim_start(s, &options);
+    sim_fused(s, 0);
+}
+
+static void refute(struct sim *s, uint64_t number)
+{
+    struct mk_pair_event e = {.kind = MK_PAIR_EV_REFUTED};
+    e.u.comm.number = number;
+    sim_step(s, &e);
+}
+
+static void verified_pairs_have_a_number_a_site(void **state)
+{
+    struct sim s;
+    const struct mk_pair_gemm g = W1, other_weight = sim_gemm_of(2);
+    struct mk_pair_gemm wide = sim_gemm_of(3);
+    struct mk_pair_event e = {.kind = MK_PAIR_EV_REFUTED};
+    (void)state;
+    start_verified(&s, 1);
+    wide.k *= 2;
+    wide.lda *= 2, wide.ldb *= 2;
+    LEARN(&s, &g, 0);
+    LEARN(&s, &other_weight, 0);
+    LEARN(&s, &wide, 0);
+    PAIR(&s, &g, 0, G, OK, OVERLAP, OK);
+    assert_int_equal(s.out.check, 1);
+    assert_int_equal(s.out.proof, MK_PAIR_BY_COUNTERS);
+    PAIR(&s, &wide, 0, G, OK, OVERLAP, OK);
+    assert_int_equal(s.out.check, 2);
+    PAIR(&s, &other_weight, 0, G, OK, OVERLAP, OK);
+    assert_int_equal(s.out.check, 1);
+    e.u.comm.number = 3; /* given to nobody */
+    sim_refuses(&s, &e);
+    e.u.comm.number = 0;
+    sim_refuses(&s, &e);
+    refute(&s, 1);
+    PAIR(&s, &g, 0, G, OK, PLAIN, REFUTED);
+    assert_int_equal(s.out.check, 0);
+    PAIR(&s, &other_weight, 0, G, OK, PLAIN, REFUTED);
+    PAIR(&s, &wide, 0, G, OK, OVERLAP, OK);
+    sim_end(&s);
+}
+
+static void verified_pairs_wait_as_plain_ones_do(void **state)
+{
+    struct sim s;
+    const struct mk_pair_gemm g = W1;
+    const struct mk_pair_coll c = sim_coll_of(0, &g);
+    (void)state;
+    for (int verify = 0; verify < 2; verify++) {
+        start_verified(&s, verify);
+        LEARN(&s, &g, 0);
+        sim_coll(&s, 1, &c); /* its last operation is on another stream: G waits for it */
+        EXPECT(&s, sim_gemm(&s, 0, &g), G, OK);
+        assert_int_equal(s.out.order, MK_PAIR_WAIT_EVENT);
+        EXPECT(&s, sim_coll(&s, 0, &c), OVERLAP, OK);
+        assert_int_equal(s.out.order, verify ? MK_PAIR_WAIT_EVENT : MK_PAIR_IN_ORDER);
+        assert_int_equal(s.out.check, verify);
+        sim_end(&s);
+    }
+}
+
+static void without_a_proof_only_if_asked(void **state)
+{
+    struct sim s;
+    const struct mk_pair_gemm g = W1;
+    const struct mk_pair_coll c = sim_coll_of(0, &g);
+    (void)state;
+    start_verified(&s, 1);
+    LEARN(&s, &g, 0);
+    sim_gemm(&s, 0, &g);
+    sim_foreign(&s, 0);
+    EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, INTRUDER);
+    sim_end(&s);
+    start_verified(&s, 2);
+    LEARN(&s, &g, 0);
+    sim_gemm(&s, 0, &g);
+    sim_foreign(&s, 0);
+    EXPECT(&s, sim_coll(&s, 0, &c), OVERLAP, OK);
+    assert_int_equal(s.out.proof, MK_PAIR_ASSUMED);
+    assert_int_equal(s.out.check, 1);
+    s.counted = false; /* nobody counts: G runs all the same */
+    PAIR(&s, &g, 0, G, OK, OVERLAP, OK);
+    assert_int_equal(s.out.proof, MK_PAIR_ASSUMED);
+    refute(&s, 1);
+    PAIR(&s, &g, 0, G, OK, PLAIN, REFUTED);
+    sim_end(&s);
+}
+
+static void more_sites_than_can_be_checked(void **state)
+{
+    struct sim s;
+    const struct mk_pair_gemm g = W1;
+    struct mk_pair_coll c = sim_coll_of(0, &g);
+    (void)state;
+    start_verified(&s, 1);
+    LEARN(&s, &g, 0);
+    for (uint32_t i = 1; i <= MK_PAIR_CHECKS + 1; i++) {
+        c.caller = i;
+        EXPECT(&s, sim_gemm(&s, 0, &g), G, OK);
+        EXPECT(&s, sim_coll(&s, 0, &c), OVERLAP, OK);
+        assert_int_equal(s.out.check, i <= MK_PAIR_CHECKS ? i : 0);
+    }
+    sim_end(&s);
+}
+
 int pair_rules_start(void)
 {
     const struct CMUnitTest tests[] = {
@@ -345,6 +457,10 @@ int pair_rules_start(void)
         cmocka_unit_test(proof_does_not_cross_a_capture),
         cmocka_unit_test(proof_knows_our_own_launches),
         cmocka_unit_test(event_between),
+        cmocka_unit_test(verified_pairs_have_a_number_a_site),
+        cmocka_unit_test(verified_pairs_wait_as_plain_ones_do),
+        cmocka_unit_test(without_a_proof_only_if_asked),
+        cmocka_unit_test(more_sites_than_can_be_checked),
     };
     return cmocka_run_group_tests_name("pair rules of starts", tests, NULL, NULL);
 }
