@@ -111,9 +111,7 @@ for part in "$@"; do
         cat "$logs"/eager.*.err | grep -o 'eager pairs .*\|between the GEMM and .*' | sort | uniq -c | sort -rn | head -8
         sed -nE 's/.*counted ([^:]+): ([0-9]+)$/\2 \1/p' "$logs/eager.0.err" | sort -rn | head -"${COUNTED:-24}" |
             awk '{line = line ", " $2 " " $3 " " $1} END {print "counted on rank 0: " substr(line, 3)}'
-        for ((rank = 0; rank < ranks; rank++)); do
-            grep -q 'eager pairs can overlap' "$logs/eager.$rank.err" || { echo "FAILED: rank $rank has no proof"; failed=1; }
-        done
+        [ "$(cat "$logs"/eager.[0-9]* | grep -c 'eager pairs can overlap')" -ge "$ranks" ] || { echo "FAILED: a rank has no proof"; failed=1; }
         counted eager
         reasons eager
         [ -n "${CASES:-}" ] || {
