@@ -89,10 +89,10 @@ static bool decision(struct cursor *c, struct mk_explain_row *r)
         return false;
     if (!overlap)
         return find_reason(why, &r->reason);
-    r->proof = !strcmp(why, "capture")    ? MK_PAIR_BY_CAPTURE
-               : !strcmp(why, "driver") ? MK_PAIR_BY_COUNTERS
-               : !strcmp(why, "assumed")  ? MK_PAIR_ASSUMED
-                                          : MK_PAIR_UNPROVED;
+    r->proof = !strcmp(why, "capture")   ? MK_PAIR_BY_CAPTURE
+               : !strcmp(why, "driver")  ? MK_PAIR_BY_COUNTERS
+               : !strcmp(why, "assumed") ? MK_PAIR_ASSUMED
+                                         : MK_PAIR_UNPROVED;
     return r->proof != MK_PAIR_UNPROVED;
 }
 
