@@ -78,8 +78,8 @@ struct mk_fuse_ops {
     /* Set-up ended 'off': it will never have a K, and had none; what K would have had is there for others. Without the lock, from
      * any thread, waits for nobody and frees nothing that the device is waited for. NULL: nothing. */
     void (*off)(void *comm);
-    /* The program makes or ends communicators, and so may wait for the device: what such communicators had is freed. Without
-     * the lock. NULL with off. */
+    /* NCCL has destroyed a communicator, for which it waited for the device: what such communicators had is freed, which does,
+     * too. Without the lock. NULL with off. */
     void (*tidy)(void);
     /* The communicator is about to be destroyed. Without the lock, and waits for no peer. */
     void (*end)(void *comm);

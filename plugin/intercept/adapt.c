@@ -180,8 +180,6 @@ static void made(const struct mk_hook_event *h)
 {
     void **comms = NULL;
     bool nonblocking;
-    if (mk_adapt.ops && mk_adapt.ops->tidy)
-        mk_adapt.ops->tidy();
     const int n = mk_adapt_made(h, &comms, &nonblocking);
     if (!comms || (h->result && h->result != NCCL_IN_PROGRESS))
         return;
@@ -231,8 +229,6 @@ static void ends(const struct mk_hook_event *h)
     mk_adapt_unlock();
     if (over)
         mk_adapt.ops->end(h->comm);
-    if (over && mk_adapt.ops->tidy)
-        mk_adapt.ops->tidy();
 }
 
 /* Our error of a communicator is NCCL's asynchronous one. */
@@ -352,6 +348,11 @@ static void after(struct mk_hook_event *h)
         made(h);
     else if (h->id == MK_HOOK_ncclCommGetAsyncError)
         async_error(h);
+    /* NCCL has just freed memory itself, and so waited for the device; before an abort its kernels may wait for ever. In a
+     * group it has not done so yet. */
+    else if ((h->id == MK_HOOK_ncclCommDestroy || h->id == MK_HOOK_ncclCommAbort) && !h->result &&
+             !mk_adapt_grouped() && mk_adapt.ops->tidy)
+        mk_adapt.ops->tidy();
 }
 
 static bool consume(struct mk_hook_event *h)

@@ -33,6 +33,11 @@ struct group {
 };
 static __thread struct group group;
 
+bool mk_adapt_grouped(void)
+{
+    return group.depth > 0;
+}
+
 static bool grow(void **array, uint32_t *room, uint32_t n, size_t bytes)
 {
     if (n < *room)

@@ -46,6 +46,7 @@ bool mk_adapt_gemm(struct mk_hook_event *h, const struct mk_pair_gemm *gemm);
 void mk_adapt_gemm_after(struct mk_hook_event *h);
 bool mk_adapt_coll(struct mk_hook_event *h, const struct mk_pair_coll *coll, bool p2p);
 void mk_adapt_coll_after(struct mk_hook_event *h);
+bool mk_adapt_grouped(void); /* this thread is in a group */
 bool mk_adapt_group_start(struct mk_hook_event *h);
 void mk_adapt_group_end(bool simulated);
 void mk_adapt_group_ended(struct mk_hook_event *h);
