@@ -187,10 +187,13 @@ void *mk_count_stub(void *p)
 
 void mk_count_fork(bool before)
 {
-    if (before)
+    if (before) {
+        mk_count_fork_tables(true);
         pthread_mutex_lock(&lock);
-    else
+    } else {
         pthread_mutex_unlock(&lock);
+        mk_count_fork_tables(false);
+    }
 }
 
 /* ---- readings ---- */
