@@ -272,11 +272,11 @@ static int prepare(void *nccl, void *stream, uint64_t id, int rank, int nranks)
     return ret;
 }
 
-static void off(void *nccl)
+static void off(void *nccl, uint64_t id)
 {
     pthread_mutex_lock(&lock);
     struct fuse_comm *c = list;
-    while (c && c->nccl != nccl)
+    while (c && (c->nccl != nccl || c->id != id))
         c = c->next;
     if (c) {
         unlist(c);

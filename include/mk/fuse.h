@@ -76,8 +76,9 @@ struct mk_fuse_ops {
      * nothing, since they may need no more of this rank. NULL: nothing. */
     void (*abort)(void *comm);
     /* Set-up ended 'off': it will never have a K, and had none; what K would have had is there for others. Without the lock, from
-     * any thread, waits for nobody and frees nothing that the device is waited for. NULL: nothing. */
-    void (*off)(void *comm);
+     * any thread, waits for nobody and frees nothing that the device is waited for. id: as in prepare; by now the handle may be
+     * another communicator's, which is not meant. NULL: nothing. */
+    void (*off)(void *comm, uint64_t id);
     /* NCCL has destroyed a communicator, for which it waited for the device: what such communicators had is freed, which does,
      * too. Without the lock. NULL with off. */
     void (*tidy)(void);

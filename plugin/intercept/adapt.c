@@ -8,6 +8,7 @@
 #include "mk/err.h"
 #include "mk/log.h"
 #include <pthread.h>
+#include <time.h>
 
 enum { NCCL_IN_PROGRESS = 7 };
 
@@ -17,6 +18,17 @@ struct mk_adapt mk_adapt;
 void mk_adapt_lock(void)
 {
     pthread_mutex_lock(&lock);
+}
+
+bool mk_adapt_lock_soon(void)
+{
+    const struct timespec nap = {.tv_nsec = 1000000};
+    for (int i = 0; pthread_mutex_trylock(&lock); i++) {
+        if (i >= 200)
+            return false;
+        nanosleep(&nap, NULL);
+    }
+    return true;
 }
 
 void mk_adapt_unlock(void)
@@ -105,9 +117,12 @@ int mk_adapt_event(struct mk_pair_event *e)
     mk_adapt_lock();
     const int ret = mk_adapt.pair ? mk_adapt_step(e, &out) : MK_ERR_INVALID;
     const struct mk_fuse_ops *ops = mk_adapt.ops;
+    struct mk_pair_comm_facts facts;
+    const bool off = !ret && e->kind == MK_PAIR_EV_COMM_OFF && ops && ops->off &&
+                     mk_pair_comm(mk_adapt.pair, e->u.comm.handle, &facts);
     mk_adapt_unlock();
-    if (!ret && e->kind == MK_PAIR_EV_COMM_OFF && ops && ops->off)
-        ops->off((void *)(uintptr_t)e->u.comm.handle);
+    if (off)
+        ops->off((void *)(uintptr_t)e->u.comm.handle, facts.id);
     return ret;
 }
 
@@ -415,7 +430,8 @@ int mk_adapt_start(const struct mk_adapt_options *options)
 
 bool mk_adapt_count(struct mk_pair_counts *out)
 {
-    mk_adapt_lock();
+    if (!mk_adapt_lock_soon())
+        return false;
     const bool any = mk_adapt.pair != NULL;
     if (any) {
         const uint64_t gemms = __atomic_load_n(&passed_gemms, __ATOMIC_RELAXED);

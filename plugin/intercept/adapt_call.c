@@ -262,7 +262,8 @@ static int prepared(const struct mk_hook_event *h, const struct mk_pair_comm_fac
     const int ret =
         mk_adapt.ops->prepare(h->comm, h->stream, facts->id, (int)facts->rank, (int)facts->nranks);
     if (mk_adapt.ops->off && mk_adapt_comm((uintptr_t)h->comm, &now) && now.off) {
-        mk_adapt.ops->off(h->comm); /* which came meanwhile, and could not know of what was begun here */
+        mk_adapt.ops->off(h->comm,
+                          facts->id); /* which came meanwhile, and could not know of what was begun here */
         return MK_ERR_UNSUPPORTED;
     }
     if (!ret)

@@ -108,22 +108,20 @@ void mk_adapt_check_say(const struct mk_adapt_refuted *r)
 void mk_adapt_check_report(void)
 {
     struct mk_adapt_refuted r;
-    bool any = true;
-    mk_adapt_lock();
+    if (!mk_adapt_lock_soon())
+        return;
+    const struct mk_fuse_ops *ops = mk_adapt.verify ? mk_adapt.ops : NULL;
+    bool any = ops && ops->checked;
     differed = UINT64_MAX; /* all sites once more: of two that report at once the sum may count one */
     mk_adapt_unlock();
-    while (any) {
-        mk_adapt_lock();
+    if (!any)
+        return;
+    while (any && mk_adapt_lock_soon()) {
         any = mk_adapt.pair && mk_adapt_check_look(&r);
         mk_adapt_unlock();
         if (any)
             mk_adapt_check_say(&r);
     }
-    mk_adapt_lock();
-    const struct mk_fuse_ops *ops = mk_adapt.verify ? mk_adapt.ops : NULL;
-    mk_adapt_unlock();
-    if (!ops || !ops->checked)
-        return;
     MK_INFO("HOOK", "fuse total checked: %llu", (unsigned long long)ops->checked(0, false));
     MK_INFO("HOOK", "fuse total differed: %llu", (unsigned long long)ops->checked(0, true));
 }

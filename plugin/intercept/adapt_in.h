@@ -18,6 +18,8 @@ struct mk_adapt {
 extern struct mk_adapt mk_adapt;
 void mk_adapt_lock(void);
 void mk_adapt_unlock(void);
+/* For who is at the end of the process: a call that never returns may have it. false: not in time. */
+bool mk_adapt_lock_soon(void);
 
 /* Before a GEMM or a collective is decided: graphs that nobody but the stubs have seen. */
 void mk_adapt_replays(void);

@@ -14,7 +14,13 @@ SHARED void *mk_count_target[MK_COUNT_STUBS];  /* set before its stub is handed 
 SHARED uint64_t mk_count_sum;                  /* atomic */
 SHARED uint32_t mk_count_each[MK_COUNT_STUBS]; /* atomic */
 SHARED uint32_t mk_count_latest;               /* atomic; whose stub ran last */
-SHARED __thread uint64_t mk_count_here __attribute__((tls_model("initial-exec")));
+/* Whose calls are counted apart, while a hooked call of theirs is under way. By thread pointer and not in thread-local memory:
+ * without a call a stub reaches only what the linker has room for in all threads, and where that is used up an object that wants
+ * some cannot be opened any more, as a plugin is. */
+SHARED struct mk_count_seat {
+    uint64_t thread; /* atomic; 0: free. Taken and given back by its owner */
+    uint64_t n;      /* its owner's alone */
+} mk_count_seats[MK_COUNT_SEATS];
 
 static struct {
     char name[64];
@@ -36,7 +42,7 @@ static int ending, said; /* atomic */
 
 #if MK_HOOK_HERE
 /* One stub is 16 bytes: its number in r11, which belongs to nobody at a function's entry, and on to the common part. That
- * changes r10, r11 and the flags: no argument, no vector register, not the stack. The locked additions are over before the
+ * changes r10, r11 and the flags: no argument, no vector register, nothing on the stack. The locked additions are over before the
  * jump, so no work is there that is not counted. */
 /* clang-format off */
 __asm__(".text\n.p2align 4\n"
@@ -59,8 +65,18 @@ __asm__(".text\n.p2align 4\n"
         "lock incl (%r10,%r11,4)\n"
         "lock incq mk_count_sum(%rip)\n"
         "mov %r11d, mk_count_latest(%rip)\n"
-        "mov mk_count_here@gottpoff(%rip), %r10\n"
-        "incq %fs:(%r10)\n"
+        "push %r11\n.cfi_adjust_cfa_offset 8\n"
+        "mov %fs:0, %r11\n"
+        "shr $" MK_COUNT_TEXT(MK_COUNT_SEAT_SHIFT) ", %r11\n"
+        "and $" MK_COUNT_TEXT(MK_COUNT_SEATS) "-1, %r11d\n"
+        "shl $4, %r11d\n"
+        "lea mk_count_seats(%rip), %r10\n"
+        "add %r10, %r11\n"
+        "mov %fs:0, %r10\n"
+        "cmp %r10, (%r11)\n"
+        "jne 1f\n"
+        "incq 8(%r11)\n"
+        "1: pop %r11\n.cfi_adjust_cfa_offset -8\n"
         "lea mk_count_target(%rip), %r10\n"
         "jmp *(%r10,%r11,8)\n"
         ".cfi_endproc\n.size mk_count_stubs, . - mk_count_stubs\n");
@@ -79,6 +95,12 @@ static uint32_t number_of(const void *p)
 {
     return (uint32_t)(((uintptr_t)p - (uintptr_t)mk_count_stubs) / MK_COUNT_STUB_BYTES);
 }
+static uint64_t this_thread(void)
+{
+    uint64_t p; /* the ABI's: the first word there is its own address */
+    __asm__("mov %%fs:0, %0" : "=r"(p));
+    return p;
+}
 #else
 static void *stub_at(uint32_t i)
 {
@@ -93,6 +115,10 @@ static uint32_t number_of(const void *p)
 {
     (void)p;
     return 0;
+}
+static uint64_t this_thread(void)
+{
+    return 1;
 }
 #endif
 
@@ -161,10 +187,13 @@ void *mk_count_stub(void *p)
 
 void mk_count_fork(bool before)
 {
-    if (before)
+    if (before) {
+        mk_count_fork_tables(true);
         pthread_mutex_lock(&lock);
-    else
+    } else {
         pthread_mutex_unlock(&lock);
+        mk_count_fork_tables(false);
+    }
 }
 
 /* ---- readings ---- */
@@ -174,9 +203,28 @@ uint64_t mk_count_total(void)
     return __atomic_load_n(&mk_count_sum, __ATOMIC_SEQ_CST);
 }
 
-uint64_t mk_count_mine(void)
+static struct mk_count_seat *seat_of(uint64_t thread)
 {
-    return mk_count_here;
+    return &mk_count_seats[(thread >> MK_COUNT_SEAT_SHIFT) % MK_COUNT_SEATS];
+}
+
+bool mk_count_sit(uint64_t *n)
+{
+    const uint64_t thread = this_thread();
+    struct mk_count_seat *s = seat_of(thread);
+    uint64_t free = 0;
+    if (!__atomic_compare_exchange_n(&s->thread, &free, thread, false, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
+        return false;
+    *n = s->n;
+    return true;
+}
+
+uint64_t mk_count_rise(void)
+{
+    struct mk_count_seat *s = seat_of(this_thread());
+    const uint64_t n = s->n;
+    __atomic_store_n(&s->thread, 0, __ATOMIC_RELEASE);
+    return n;
 }
 
 uint64_t mk_count_graphs(void)

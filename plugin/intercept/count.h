@@ -36,10 +36,13 @@ void *mk_count_stub(void *p);
 /* What cuGetProcAddress of any kind has found under a name: what to give instead. */
 void *mk_count_found(const char *symbol, int version, void *p);
 
-/* Counted so far: of all threads; of this one. Of them, launches of graphs. */
+/* Counted so far, of all threads. Of them, launches of graphs. */
 uint64_t mk_count_total(void);
-uint64_t mk_count_mine(void);
 uint64_t mk_count_graphs(void);
+/* From here to mk_count_rise the calls of this thread are counted apart, from *n on. false: its place is another thread's now, or
+ * its own already; then no mk_count_rise. */
+bool mk_count_sit(uint64_t *n);
+uint64_t mk_count_rise(void); /* what *n has become */
 /* Who was counted last: for people, since another thread may have been next. */
 const char *mk_count_last(void);
 

@@ -5,12 +5,17 @@
 #include "count_in.h"
 #include "intern.h"
 #include "mk/driver_calls.h"
+#include <pthread.h>
 #include <stdio.h>
 
 /* The driver's own; atomic, set once. */
 static void *proc, *proc_v2, *table_of;
 /* What of it is mapped, to know its code and its data by. Written before the symbols are set. */
 static struct mk_elf driver;
+/* Atomic; that one may be gone, and nothing of ours that leads to it may be handed out. */
+static bool again;
+/* Around changes of tables: two that change the same page would take each other's right to write. */
+static pthread_mutex_t tables = PTHREAD_MUTEX_INITIALIZER;
 
 /* ---- names ---- */
 
@@ -80,6 +85,7 @@ void mk_count_driver(const struct mk_elf *e)
         return;
     if (mk_count_is_hooked() || driver.low) {
         mk_count_end("the driver was loaded again", e->name);
+        __atomic_store_n(&again, true, __ATOMIC_RELEASE);
         return;
     }
     driver = *e;
@@ -92,18 +98,35 @@ void mk_count_driver(const struct mk_elf *e)
 
 /* ---- cuGetProcAddress ---- */
 
+/* `ours` in place of p, if there is what it leads to: a driver need not export all that it hands out. */
+static void *leading(void *ours, const void *to, void *p, const char *name)
+{
+    if (!to)
+        mk_count_end("the driver has no such symbol", name);
+    return to ? ours : p;
+}
+
+void mk_count_fork_tables(bool before)
+{
+    if (before)
+        pthread_mutex_lock(&tables);
+    else
+        pthread_mutex_unlock(&tables);
+}
+
 void *mk_count_found(const char *symbol, int version, void *p)
 {
-    if (!mk_count_is_hooked() || !p)
+    if (!mk_count_is_hooked() || !p || __atomic_load_n(&again, __ATOMIC_ACQUIRE))
         return p;
     switch (kind_of(symbol)) {
     case MK_DRIVER_QUIET:
         return p;
     case MK_DRIVER_LOOKUP:
-        return version >= 12000 || !strcmp(symbol, "cuGetProcAddress_v2") ? ADDRESS(get_proc_v2)
-                                                                          : ADDRESS(get_proc);
+        return p != proc && (version >= 12000 || !strcmp(symbol, "cuGetProcAddress_v2"))
+                   ? leading(ADDRESS(get_proc_v2), proc_v2, p, symbol)
+                   : leading(ADDRESS(get_proc), proc, p, symbol);
     case MK_DRIVER_ENDS:
-        return ADDRESS(get_table);
+        return leading(ADDRESS(get_table), table_of, p, symbol);
     case MK_DRIVER_ENQUEUES:
         return mk_count_take(p, symbol, false);
     default:
@@ -220,7 +243,10 @@ static int get_table(const void **table, const void *id)
     const struct known *k = find(b);
     if (k && k->quiet)
         return ret;
-    if (!lead((void **)(uintptr_t)*table, k, b)) {
+    pthread_mutex_lock(&tables);
+    const bool led = lead((void **)(uintptr_t)*table, k, b);
+    pthread_mutex_unlock(&tables);
+    if (!led) {
         for (int i = 0; i < 16; i++)
             snprintf(name + 2 * i, sizeof(name) - 2 * (size_t)i, "%02x", b[i]);
         mk_count_end("a table of functions is not what was expected", name);

@@ -9,6 +9,11 @@ static uint64_t calls[MK_HOOKS];
 static mk_hook_fn consumer;
 static enum mk_hook_mode mode_set;
 
+static bool launches(enum mk_hook_id id)
+{
+    return id <= MK_HOOK_cublasLtMatmul || (id >= MK_HOOK_ncclAllReduce && id <= MK_HOOK_ncclScatterConfig);
+}
+
 /* Counted, objects that came are patched, the consumer asked. true: event->result is the answer. */
 static bool before(struct mk_hook_event *event)
 {
@@ -16,21 +21,21 @@ static bool before(struct mk_hook_event *event)
     mk_sweep_check(false);
     const mk_hook_fn fn = __atomic_load_n(&consumer, __ATOMIC_ACQUIRE);
     const bool answered = fn && fn(event);
-    event->counted = mk_count_mine();
+    event->counts = !answered && launches(event->id) && mk_count_watching() && mk_count_sit(&event->counted);
     return answered;
 }
 
 /* The original has returned: was what it enqueued counted? */
 static void look(const struct mk_hook_event *event, int result)
 {
-    const bool gemm = event->id <= MK_HOOK_cublasLtMatmul;
-    const bool coll = event->id >= MK_HOOK_ncclAllReduce && event->id <= MK_HOOK_ncclScatterConfig;
-    if (!result && mk_count_watching() && (gemm || coll)) {
-        const bool counted = mk_count_mine() != event->counted;
-        if (counted || gemm)
-            mk_count_called(mk_hooks[event->id].lib, counted);
-        mk_count_say();
-    }
+    if (!event->counts)
+        return;
+    const bool counted = mk_count_rise() != event->counted;
+    if (result)
+        return;
+    if (counted || event->id <= MK_HOOK_cublasLtMatmul)
+        mk_count_called(mk_hooks[event->id].lib, counted);
+    mk_count_say();
 }
 
 /* What the call returns: the consumer may change it. */

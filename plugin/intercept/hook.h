@@ -34,7 +34,8 @@ struct mk_hook_event {
     void *stream;     /* of the arguments; for the others mk_hook_stream() */
     const void *caller; /* where the call returns to */
     uint64_t keep;      /* the consumer's, from before to after */
-    uint64_t counted;   /* mk_count_mine() before the original */
+    bool counts;        /* what the original puts on the GPU is counted apart (mk_count_sit): */
+    uint64_t counted;
 };
 
 /* Sees every call twice, before and after, on the calling thread; it may be called by many threads at once. Before:

@@ -175,9 +175,9 @@ static void replace(const char *symbol, int version, void **fn)
 {
     if (!symbol || !fn || !*fn)
         return;
-    if (!mk_hook_original(MK_HOOK_cuGetProcAddress) || !mk_hook_original(MK_HOOK_cuGetProcAddress_v2))
-        return;
-    *fn = driver(symbol, version, *fn);
+    const bool both =
+        mk_hook_original(MK_HOOK_cuGetProcAddress) && mk_hook_original(MK_HOOK_cuGetProcAddress_v2);
+    *fn = both ? driver(symbol, version, *fn) : mk_count_found(symbol, version, *fn);
 }
 
 int mk_lookup_proc(const char *symbol, void **fn, int version, uint64_t flags)

@@ -132,13 +132,14 @@ static int library_of(const char *path)
     return MK_HOOK_LIBS;
 }
 
-/* Takes an object as the library of its name, or as the C library's stand-in that comes first. false: it has none of
- * the functions. */
+/* Takes an object as the library of its name, or as the C library: of the latter's functions each is where it is defined first,
+ * since others define some of them (a sanitizer's library dlopen). false: it has none of the functions. */
 static bool take(const struct mk_elf *e, int which)
 {
     bool any = false;
     for (int id = 0; id < MK_HOOKS; id++) {
-        if ((int)mk_hooks[id].lib != which)
+        if ((int)mk_hooks[id].lib != which ||
+            (which == MK_HOOK_LOADER && lib[which].phdr && mk_hook_original(id)))
             continue;
         void *p = (void *)mk_elf_find(e, mk_hooks[id].name);
         if (!p)
@@ -174,8 +175,10 @@ static bool is_known(const void *phdr, uintptr_t base, int hint)
 struct round {
     unsigned long long adds, subs;
     int index;
-    bool first; /* the first pass of all: what is not known has come since the last round */
-    bool fresh; /* a library came or went: every object anew */
+    bool
+        first; /* a turn's first pass: what is not known has come since the last round, or could not be patched in it */
+    bool driver; /* which the driver had not before this one */
+    bool fresh;  /* a library came or went: every object anew */
     bool gone[MK_HOOK_LIBS];
     unsigned patched;
     char news[64]; /* an object that came now and that could have looked something up */
@@ -210,7 +213,7 @@ static void asks_linker(void *ctx, const struct mk_elf *e, void **slot, const ch
 static void came_with(const struct mk_elf *e, struct round *r)
 {
     bool could = false;
-    if (!r->first || r->news[0] || of_driver(e->name))
+    if (r->news[0] || of_driver(e->name))
         return;
     mk_elf_imports(e, asks_linker, &could);
     for (size_t i = 0; could && e->name[i] && i + 1 < sizeof(r->news); i++)
@@ -219,10 +222,20 @@ static void came_with(const struct mk_elf *e, struct round *r)
         r->news[0] = '?';
 }
 
+static bool has_all(int which)
+{
+    for (int id = 0; id < MK_HOOKS; id++)
+        if ((int)mk_hooks[id].lib == which && !mk_hook_original(id))
+            return false;
+    return true;
+}
+
 static void find_libraries(const struct mk_elf *e)
 {
     const int which = library_of(e->name);
     for (int l = 0; l < MK_HOOK_LIBS; l++) {
+        if (l == MK_HOOK_LOADER && lib[l].phdr && lib[l].phdr != e->phdr && with_lookups && !has_all(l))
+            take(e, l);
         if (lib[l].phdr == e->phdr || (l == MK_HOOK_LOADER ? lib[l].phdr != NULL || !with_lookups
                                                            : which != l && which != MK_HOOK_LIBS))
             continue;
@@ -252,10 +265,16 @@ static int first_pass(struct dl_phdr_info *info, size_t size, void *ctx)
     for (int l = 0; l < MK_HOOK_LIBS; l++)
         if (lib[l].phdr && lib[l].phdr == info->dlpi_phdr)
             r->gone[l] = false;
-    if (is_known(info->dlpi_phdr, info->dlpi_addr, r->index++) || !mk_elf_read(info, &e) || ours(&e))
+    const bool seen = is_known(info->dlpi_phdr, info->dlpi_addr, r->index++);
+    /* Where something has gone, what lies in an object's place may be another one. Before the driver in the list or behind it: that
+     * is no order of their constructors. */
+    const bool news = r->first && !r->driver && mk_count_watching() && (!seen || r->subs != seen_subs);
+    if ((seen && !news) || !mk_elf_read(info, &e) || ours(&e))
         return 0;
-    if (mk_count_watching() && !lib[MK_HOOK_CUDA].phdr)
+    if (news)
         came_with(&e, r);
+    if (seen)
+        return 0;
     bool had[MK_HOOK_LIBS];
     for (int l = 0; l < MK_HOOK_LIBS; l++)
         had[l] = lib[l].phdr != NULL;
@@ -266,6 +285,15 @@ static int first_pass(struct dl_phdr_info *info, size_t size, void *ctx)
             r->gone[l] = false; /* taken once: what its symbols lead to changes with it */
         }
     return 0;
+}
+
+/* A slot that is left alone: once the driver's symbols lead to stubs that is all the same; before, it could look up the
+ * driver's own. */
+static void unseen(const struct mk_elf *e, int id)
+{
+    if ((id == MK_HOOK_dlsym || id == MK_HOOK_dlvsym) && !__atomic_load_n(&driver_known, __ATOMIC_RELAXED) &&
+        mk_count_watching())
+        mk_count_end("its lookups cannot be seen", e->name);
 }
 
 /* One slot. A slot that holds the library's function is ours to take; so is one that was never used and would get it,
@@ -283,6 +311,7 @@ static void slot_of(void *ctx, const struct mk_elf *e, void **slot, const char *
     const bool unused = jump && mk_elf_in(e, (uintptr_t)now, PF_X);
     if (mk_count_original(now) != original && !(unused && !lib[mk_hooks[id].lib].foreign)) {
         stats.left++;
+        unseen(e, id);
         return;
     }
     const int ret = mk_elf_store(e, slot, now, mk_hook_ours(id));
@@ -290,6 +319,7 @@ static void slot_of(void *ctx, const struct mk_elf *e, void **slot, const char *
         pending = true;
     } else if (ret) {
         stats.left++;
+        unseen(e, id);
     } else {
         stats.patched++;
         stats.of[mk_hooks[id].lib]++;
@@ -368,11 +398,11 @@ static unsigned rounds(void)
         memset(&r, 0, sizeof(r));
         for (int l = 0; l < MK_HOOK_LIBS; l++)
             r.gone[l] = true;
-        const bool driver = lib[MK_HOOK_CUDA].phdr != NULL;
-        r.first = turn == 0;
+        r.driver = lib[MK_HOOK_CUDA].phdr != NULL;
+        r.first = true;
         dl_iterate_phdr(first_pass, &r);
         r.first = false;
-        if (!driver && lib[MK_HOOK_CUDA].phdr && r.news[0])
+        if (!r.driver && lib[MK_HOOK_CUDA].phdr && r.news[0])
             mk_count_end("it came together with the driver", r.news);
         const bool left = r.subs != seen_subs;
         for (int l = 0; l < MK_HOOK_LIBS; l++)

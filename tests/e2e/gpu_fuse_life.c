@@ -215,8 +215,10 @@ void blocks_go_back_at_once(void **state)
     const int n = fill(0);
     assert_in_range(n, 3, MANY - 2);
     const long memory = counts->memory;
-    ops->off(&many[0]);
-    ops->off(&many[0]);                       /* nobody any more */
+    ops->off(&many[0], 49); /* one that had the handle before */
+    assert_int_equal(ops->prepare(&many[0], NULL, 50, 0, 1), 0);
+    ops->off(&many[0], 50);
+    ops->off(&many[0], 50);                   /* nobody any more */
     assert_int_equal(counts->memory, memory); /* what waits for the device has to wait */
     no_k(&many[0]);
     assert_int_equal(ops->error(&many[0]), 0);
@@ -228,7 +230,7 @@ void blocks_go_back_at_once(void **state)
     assert_true(both > counts->memory);
     ops->end(&many[0]); /* NCCL's goes later */
     for (int i = 1; i <= n; i++)
-        i & 1 ? ops->end(&many[i]) : ops->off(&many[i]);
+        i & 1 ? ops->end(&many[i]) : ops->off(&many[i], i == n ? 90 : 50 + (uint64_t)i);
     ops->tidy();
     ops->tidy();
     same_as_before();
@@ -264,7 +266,7 @@ void off_while_it_is_made(void **state)
     setenv("MASTER_PORT", port, 1);
     assert_int_equal(ops->prepare(&nccl[0], NULL, 95, 1, 2), MK_ERR_AGAIN);
     assert_true(counts->events > base.events);
-    ops->off(&nccl[0]);
+    ops->off(&nccl[0], 95);
     for (int ms = 0; ms < 60000 && __atomic_load_n(&counts->events, __ATOMIC_ACQUIRE) != base.events; ms++) {
         ops->tidy();
         nap_ms(1);
@@ -275,7 +277,7 @@ void off_while_it_is_made(void **state)
     setenv("MK_GEMM", "portable", 1);
     assert_int_equal(prepared(&nccl[0], 96, 1), MK_ERR_UNSUPPORTED);
     unsetenv("MK_GEMM");
-    ops->off(&nccl[0]);
+    ops->off(&nccl[0], 96);
     ops->tidy();
     same_as_before();
 }

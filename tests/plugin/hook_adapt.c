@@ -465,9 +465,9 @@ static void scalars_and_modes(void)
 /* Set-up ends 'off' while what K needs is begun: nobody is left to give it up but who began it. */
 static int offs, begun;
 
-static void off(void *comm)
+static void off(void *comm, uint64_t id)
 {
-    CHECK(comm == &r.comm);
+    CHECK(comm == &r.comm && id == 99);
     offs++;
     begun = 0;
 }

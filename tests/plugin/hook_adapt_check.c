@@ -2,9 +2,12 @@
  * Copyright mKernel authors */
 /* MK_VERIFY in the adapter: every pair is plain and looked at; one whose C changed is told once, with what came between. */
 #include "hook_adapt.h"
+#include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #define REDUCE(send, recv) rank_reduce(&r.comm, &r.s, send, recv, 32)
@@ -145,10 +148,54 @@ static void by_default_nothing(void)
     DID("G+room K|| rec G OVERLAP");
 }
 
+static int stuck; /* atomic */
+static int stuck_k(const struct mk_fuse_k *k)
+{
+    (void)k;
+    __atomic_store_n(&stuck, 1, __ATOMIC_RELEASE);
+    while (__atomic_load_n(&stuck, __ATOMIC_ACQUIRE))
+        pause();
+    return 0;
+}
+static void *reduces(void *arg)
+{
+    (void)arg;
+    REDUCE(c_mem, c_mem);
+    return NULL;
+}
+
+/* The driver may keep a launch for good; the process ends all the same. */
+static void the_end_waits_for_no_call(void)
+{
+    static struct mk_fuse_ops ops;
+    pthread_t thread;
+    int status = 0;
+    fflush(NULL);
+    const pid_t pid = fork();
+    if (!pid) {
+        alarm(60);
+        ops = *rank_ops();
+        ops.launch_k = stuck_k;
+        const struct mk_adapt_options options = {.ops = &ops, .witness = 1};
+        rank_start(&options);
+        rank_agree_comm(&r.comm, 99, &r.s);
+        if (pthread_create(&thread, NULL, reduces, NULL))
+            _exit(2);
+        while (!__atomic_load_n(&stuck, __ATOMIC_ACQUIRE))
+            sched_yield();
+        exit(failures != 0);
+    }
+    CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && !status);
+}
+
 void check_cases(void)
 {
-    void (*const cases[])(void) = {pairs_are_plain_and_looked_at, a_missed_one_is_named,
-                                   captures_keep_their_dependencies, assumed, by_default_nothing};
+    void (*const cases[])(void) = {pairs_are_plain_and_looked_at,
+                                   a_missed_one_is_named,
+                                   captures_keep_their_dependencies,
+                                   assumed,
+                                   by_default_nothing,
+                                   the_end_waits_for_no_call};
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         memset(reports, 0, sizeof(reports));
         cases[i]();

@@ -8,8 +8,12 @@
 #include "hook_face.h"
 #include "hook_runtime.h"
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 static const struct hook_face *face;
 static const char *folder;
@@ -44,7 +48,7 @@ static void work(void)
     at_work = face->total();
 }
 
-static void *runtime(const char *file)
+static void *runtime_with(const char *file, const char *driver_file)
 {
     char path[4096];
     void *(*open)(const char *), *so = open_in(file, RTLD_NOW | RTLD_LOCAL);
@@ -52,12 +56,16 @@ static void *runtime(const char *file)
     *(void **)&symbol = dlsym(so, "runtime_symbol");
     *(void **)&version = dlsym(so, "runtime_version");
     *(void **)&proc = dlsym(so, "runtime_proc");
-    snprintf(path, sizeof(path), "%s/libcuda.so.1", folder);
+    snprintf(path, sizeof(path), "%s/%s", folder, driver_file);
     void *cuda = open(path);
     driver = dlsym(cuda, "stand_driver");
     CHECK(cuda && driver);
     driver->inside = work;
     return cuda;
+}
+static void *runtime(const char *file)
+{
+    return runtime_with(file, "libcuda.so.1");
 }
 
 /* Does it count, before it works, once? */
@@ -196,6 +204,64 @@ static void tables(unsigned char which)
     CHECK(get((const void **)&table, id) == 500 && face->counting()); /* the driver has none */
 }
 
+static int (*get_table)(const void **, const void *);
+static pthread_barrier_t both;
+static int slow; /* atomic */
+
+/* In front of the C library's: who may write keeps that for a while, and loses it to whoever closes the page meanwhile. */
+int mprotect(void *at, size_t bytes, int how)
+{
+    const int ret = (int)syscall(SYS_mprotect, at, bytes, how);
+    if (how & PROT_WRITE && __atomic_load_n(&slow, __ATOMIC_ACQUIRE))
+        usleep(500);
+    return ret;
+}
+
+static void *asks_for_tables(void *from)
+{
+    pthread_barrier_wait(&both);
+    for (int i = from ? 1 : 0; i < STAND_TABLES; i += 2) {
+        const unsigned char id[16] = {4, (unsigned char)i};
+        void *const *table = NULL;
+        CHECK(!get_table((const void **)&table, id) && table);
+    }
+    return NULL;
+}
+
+/* Two runtimes begin at the same time; what they ask for lies in the same protected pages. */
+static void tables_at_once(void)
+{
+    pthread_t other;
+    *(void **)&get_table = proc("cuGetExportTable", 0);
+    CHECK(!pthread_barrier_init(&both, NULL, 2) && !pthread_create(&other, NULL, asks_for_tables, &both));
+    __atomic_store_n(&slow, 1, __ATOMIC_RELEASE);
+    asks_for_tables(NULL);
+    pthread_join(other, NULL);
+    __atomic_store_n(&slow, 0, __ATOMIC_RELEASE);
+    char text[160] = "";
+    CHECK(face->why(text, sizeof(text)) && strstr(text, "have not both been seen"));
+}
+
+/* The driver goes, and another one comes elsewhere: nothing leads to where the first one was. */
+static void comes_again(void)
+{
+    static const unsigned char id[16] = {1};
+    void *const *table = NULL;
+    Dl_info was;
+    void *so = open_in("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    void *volatile p = dlsym(so, "cuInit");
+    CHECK(p && says("have not both been seen") && dladdr(dlsym(so, "stand_driver"), &was));
+    CHECK(!dlclose(so) && !dlopen(was.dli_fname, RTLD_NOW | RTLD_NOLOAD));
+    /* nobody else gets its place */
+    CHECK(mmap(was.dli_fbase, 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, -1, 0) ==
+          was.dli_fbase);
+    runtime_with("libhook_runtime.so", "driver/libcuda.so.1");
+    *(void **)&get_table = proc("cuGetExportTable", 0);
+    CHECK(says("the driver was loaded again"));
+    CHECK(get_table && !get_table((const void **)&table, id) && table);
+    CHECK(proc("cuMemsetD8Async", 2) && !proc("cuNoSuchThing", 0));
+}
+
 /* dlopen searches where its caller says, and what a name leads to is somebody's file; the driver is there before a file that may
  * open it in a constructor. */
 static void opens(void)
@@ -232,8 +298,19 @@ int main(int argc, char **argv)
         opens();
         return failures != 0;
     }
-    if (!strcmp(what, "together")) {
-        open_in("libhook_runtime_linked.so", RTLD_NOW | RTLD_LOCAL);
+    if (!strcmp(what, "again")) {
+        comes_again();
+        return failures != 0;
+    }
+    if (!strcmp(what, "hidden")) {
+        open_in("libhook_hidden.so", RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);
+        runtime("libcudart_stand.so");
+        CHECK(says("its lookups cannot be seen"));
+        return failures != 0;
+    }
+    if (!strcmp(what, "together") || !strcmp(what, "behind")) {
+        open_in(!strcmp(what, "behind") ? "libhook_behind.so" : "libhook_runtime_linked.so",
+                RTLD_NOW | RTLD_LOCAL);
         runtime("libcudart_stand.so");
         CHECK(says("it came together with the driver"));
         return failures != 0;
@@ -244,6 +321,8 @@ int main(int argc, char **argv)
         proof();
     } else if (!strcmp(what, "unknown") || !strcmp(what, "unlisted")) {
         one_that_is_unknown(!strcmp(what, "unknown"));
+    } else if (!strcmp(what, "threads")) {
+        tables_at_once();
     } else if (!strcmp(what, "second")) {
         proof();
         open_in("driver/libcuda.so.1", RTLD_NOW | RTLD_LOCAL);

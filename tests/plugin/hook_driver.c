@@ -67,10 +67,18 @@ static void *const sane[] = {(void *)(4 * sizeof(void *)), ENTRY(in_table), NULL
 static void *const nested[] = {(void *)(3 * sizeof(void *)), ENTRY(in_table), (void *)(uintptr_t)sane};
 static void *const odd[] = {ENTRY(in_table), ENTRY(in_table)};
 
+#define FOUR(x) x, x, x, x
+#define TABLE                                                                                                \
+    {                                                                                                        \
+        (void *)(4 * sizeof(void *)), ENTRY(in_table), NULL, ENTRY(in_table)                                 \
+    }
+static void *const many[STAND_TABLES][4] = {FOUR(FOUR(TABLE))};
+
 int cuGetExportTable(const void **table, const void *id)
 {
     const unsigned char *b = id;
     *table = b[0] == 1                   ? (const void *)sane
+             : b[0] == 4                 ? (const void *)many[b[1]]
              : b[0] == 2 || b[0] == 0xc6 ? (const void *)odd
              : b[0] == 3                 ? (const void *)nested
                                          : NULL;

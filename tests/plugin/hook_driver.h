@@ -3,6 +3,8 @@
 #pragma once
 #include "hook_stand.h"
 
+#define STAND_TABLES 16 /* of id {4, number} */
+
 struct stand_driver {
     int works;            /* calls of what enqueues */
     void (*inside)(void); /* called by each; NULL: nobody */

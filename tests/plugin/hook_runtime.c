@@ -7,7 +7,25 @@
 #include <dlfcn.h>
 #include <string.h>
 
-#ifdef HOOK_LINKED
+#if defined HOOK_NOTHING
+int runtime_nothing; /* hook_behind: linked with the driver, and behind it with one that looks up */
+#elif defined HOOK_HIDER
+/* hook_hider: a dlsym of somebody's own, for hook_hidden alone, which is linked with it and looks there first. */
+void *dlsym(void *so, const char *name)
+{
+    (void)so, (void)name;
+    return NULL;
+}
+#elif defined HOOK_OPENER
+/* hook_opener: stands in front of the linker's dlopen, and of nothing else, as a sanitizer's library does. */
+void *dlopen(const char *file, int how)
+{
+    void *(*real)(const char *, int);
+    *(void **)&real = dlsym(RTLD_NEXT, "dlopen");
+    void *volatile so = real(file, how);
+    return so;
+}
+#elif defined HOOK_LINKED
 int runtime_memset(void)
 {
     return cuMemsetD8Async(0, 0, 0, NULL);

@@ -127,10 +127,11 @@ static int prepare(void *comm, void *stream, uint64_t id, int rank, int nranks)
 }
 
 /* From any thread, without the lock: asking for facts would wait for ever. */
-static void off(void *comm)
+static void off(void *comm, uint64_t id)
 {
     struct mk_pair_comm_facts facts;
     CHECK(comm == &r.comm && r.face->comm((uintptr_t)comm, &facts) && facts.off && !facts.agreed);
+    CHECK(id == facts.id);
     __atomic_store_n(&begun, 0, __ATOMIC_RELEASE);
 }
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # Copyright mKernel authors
-# object.sh needed|exports|stack|soname OBJECT [MAP]: one fact about a built object, read with readelf.
+# object.sh needed|exports|stack|soname|tls OBJECT [MAP]: one fact about a built object, read with readelf.
 set -u
 check=$1 object=$2 map=${3:-}
 command -v readelf >/dev/null || { echo "skip: plugin.$check: no readelf"; exit 77; }
@@ -34,6 +34,10 @@ soname)
         { echo "$object: SONAME is not libnccl-net-mkernel.so"; exit 1; }
     readelf -dW "$object" | grep -q 'FLAGS_1.*NODELETE' || { echo "$object: not NODELETE"; exit 1; }
     readelf -dW "$object" | grep -qE 'RPATH|RUNPATH|TEXTREL' && { echo "$object: has RPATH or TEXTREL"; exit 1; }
+    exit 0 ;;
+tls)
+    # The room that all threads have for it is small, and others may have used it up before a plugin is opened.
+    readelf -dW "$object" | grep -q 'STATIC_TLS' && { echo "$object: wants static thread-local storage"; exit 1; }
     exit 0 ;;
 *)
     echo "unknown check $check"; exit 1 ;;
