@@ -9,6 +9,9 @@
 #include <stdio.h>
 #include <string.h>
 
+#define BOX_BYTES 2048 /* tile/bulk_sm90.cuh */
+#define BOX_MOST 256
+
 /* Kernel parameters: the same words as the structs of tile/gemm_sm90.cuh, gemm_skinny_sm90.cuh, gemm_portable.cuh. */
 struct portable_params {
     const void *a, *b, *bias;
@@ -232,6 +235,13 @@ static const char *const layouts[] = {"tn", "nn", "nt"};
 static const char *type_name(const struct mk_gemm_problem *p)
 {
     return p->dtype == MK_FLOAT16 ? "fp16" : "bf16";
+}
+
+bool mk_gemm_cuda_chunk_boxes(int cols, int *rows)
+{
+    const int fit = BOX_BYTES / 2 / cols;
+    *rows = fit < BOX_MOST ? fit : BOX_MOST;
+    return *rows * cols * 2 % 128 == 0;
 }
 
 int mk_gemm_cuda_smem(int bn)

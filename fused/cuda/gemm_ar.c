@@ -29,8 +29,6 @@ static const char *const layouts[] = {"tn", "nn", "nt"};
 
 #define PATIENCE_NS 20000 /* about half of a tile of 128 x 256 x 4096 */
 
-#define BOX_BYTES 2048 /* tile/bulk_sm90.cuh */
-
 static int min_int(int a, int b)
 {
     return a < b ? a : b;
@@ -91,11 +89,10 @@ static int launch(struct mk_comm *comm, const struct mk_gemm_problem *p, struct 
         struct hopper_params q;
         memset(&q, 0, sizeof(q)); /* padding too: the driver copies it */
         const int bn = tile_columns(ar);
-        q.box_cols = ar->grid.chunk_n;
-        q.box_rows = min_int(BOX_BYTES / 2 / ar->grid.chunk_n, 256);
+        q.box_cols = mk_gemm_cuda_chunk_boxes(ar->grid.chunk_n, &q.box_rows) ? ar->grid.chunk_n : 0;
         int ret = mk_gemm_cuda_maps(g->cu, p, bn, 1, &q.gemm);
         if (!ret)
-            ret = mk_gemm_cuda_boxes(g->cu, p, q.box_rows, q.box_cols, &q.chunk);
+            ret = mk_gemm_cuda_boxes(g->cu, p, q.box_rows, ar->grid.chunk_n, &q.chunk);
         if (ret)
             return ret;
         ar->grid.tile_n = bn;

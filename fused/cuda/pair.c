@@ -25,8 +25,7 @@ struct allreduce_params {
 };
 _Static_assert(offsetof(struct allreduce_params, ar) == 256, "as in pair_kernels.cuh");
 
-#define BAND 128       /* rows of a tile: those of a band */
-#define BOX_BYTES 2048 /* tile/bulk_sm90.cuh */
+#define BAND 128 /* rows of a tile: those of a band */
 
 static int min_int(int a, int b)
 {
@@ -189,9 +188,8 @@ static int launch(struct mk_comm *comm, const struct mk_gemm_problem *p, struct 
     const bool f16 = p->dtype == MK_FLOAT16;
     struct allreduce_params q;
     memset(&q, 0, sizeof(q)); /* padding too */
-    q.box_cols = ar->grid.chunk_n;
-    q.box_rows = min_int(BOX_BYTES / 2 / ar->grid.chunk_n, 256);
-    const int ret = mk_gemm_cuda_boxes(comm->gpu->cu, p, q.box_rows, q.box_cols, &q.chunk);
+    q.box_cols = mk_gemm_cuda_chunk_boxes(ar->grid.chunk_n, &q.box_rows) ? ar->grid.chunk_n : 0;
+    const int ret = mk_gemm_cuda_boxes(comm->gpu->cu, p, q.box_rows, ar->grid.chunk_n, &q.chunk);
     if (ret)
         return ret;
     ar->blocks = ar->budget = budget(comm);

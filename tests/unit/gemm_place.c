@@ -217,6 +217,21 @@ static void said_why(const char *words)
         fail_msg("the log does not say \"%s\": %s", words, said);
 }
 
+/* Boxes of a chunk: whole rows, as many as 2 KiB hold and 256 at most; the second of two begins at a multiple of 128 bytes, or
+ * there are none. */
+static void chunk_boxes(void **state)
+{
+    (void)state;
+    for (int cols = 8; cols <= 256; cols += 8) {
+        int rows = 0;
+        const bool boxes = mk_gemm_cuda_chunk_boxes(cols, &rows);
+        assert_true(rows >= 1 && rows <= 256 && rows * cols <= 1024);
+        assert_true(rows == 256 || (rows + 1) * cols > 1024);
+        assert_int_equal(boxes, rows * cols % 64 == 0);
+        assert_true(cols % 64 || boxes); /* what interception has */
+    }
+}
+
 static void old_driver(void **state)
 {
     const char *words = "the CUDA driver is too old: it lacks cuLibraryLoadData (12.0 or later is needed)";
@@ -238,7 +253,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_setup(hopper_kernels, reset), cmocka_unit_test_setup(older_gpus, reset),
         cmocka_unit_test_setup(wrong_device, reset),   cmocka_unit_test_setup(wrong_stream, reset),
         cmocka_unit_test_setup(bad_arguments, reset),  cmocka_unit_test_setup(driver_errors, reset),
-        cmocka_unit_test_setup(on_cpu, reset),
+        cmocka_unit_test_setup(on_cpu, reset),         cmocka_unit_test_setup(chunk_boxes, reset),
     };
     const struct CMUnitTest old[] = {cmocka_unit_test_setup(old_driver, reset)};
     const struct CMUnitTest absent[] = {cmocka_unit_test_setup(no_driver, reset)};
