@@ -42,7 +42,7 @@ struct fuse_comm {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* after the recogniser's; waits for nobody */
 static pthread_cond_t idle = PTHREAD_COND_INITIALIZER;
-static struct fuse_comm *list, *discarded; /* the latter are off, and to be dropped */
+static struct fuse_comm *list, *discarded; /* the latter are off or over, and to be dropped */
 /* Atomic; the same for all communicators of a process. */
 static int spare; /* what G spares for K; 0: none is ready */
 static int kept;  /* multiprocessors that MK_BLOCKS leaves to others */
@@ -126,19 +126,34 @@ static void drop(struct fuse_comm *c)
     free(c);
 }
 
-/* Under `lock`. Its blocks are the others' at once. The rest stays for tidy: what frees memory waits for the device, where
- * something may wait for what this rank does next. */
-static void discard(struct fuse_comm *c)
+/* Of one that is off, and so has nothing under way: its blocks are the others' at once. */
+static void give_blocks(const struct fuse_comm *c)
 {
     if (c->mk && c->mk->gpu)
         mk_pair_give(c->mk->gpu);
+}
+
+/* Under `lock`. For tidy: what frees memory waits for the device, where a kernel may wait for what this rank does next. */
+static void discard(struct fuse_comm *c)
+{
     c->next = discarded;
     discarded = c;
 }
 
+static void *drop_it(void *c)
+{
+    drop(c);
+    return NULL;
+}
+
+/* What the device is waited for with: another communicator's kernel may be under way there, and need what the caller does next. One
+ * that is over soon is waited for: a process that exits next has said good-bye then. */
+#define PATIENCE_S 0.2
+
 static void tidy(void)
 {
     for (;;) {
+        pthread_t thread;
         pthread_mutex_lock(&lock);
         struct fuse_comm *c = discarded;
         discarded = c ? c->next : NULL;
@@ -147,7 +162,17 @@ static void tidy(void)
         pthread_mutex_unlock(&lock);
         if (!c)
             return;
-        drop(c);
+        if (pthread_create(&thread, NULL, drop_it, c)) {
+            drop(c);
+            continue;
+        }
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += (long)(PATIENCE_S * 1e9);
+        until.tv_sec += until.tv_nsec / 1000000000;
+        until.tv_nsec %= 1000000000;
+        if (pthread_timedjoin_np(thread, NULL, &until))
+            pthread_detach(thread);
     }
 }
 
@@ -194,8 +219,10 @@ static void *make(void *arg)
         __atomic_store_n(&spare, most > mk_pair_blocks(mk) ? most : mk_pair_blocks(mk), __ATOMIC_RELEASE);
     }
     c->state = ret ? FAILED : READY;
-    if (c->off)
+    if (c->off) {
+        give_blocks(c);
         discard(c);
+    }
     pthread_mutex_unlock(&lock);
     if (over)
         drop(c);
@@ -281,21 +308,13 @@ static void off(void *nccl, uint64_t id)
     if (c) {
         unlist(c);
         c->over = c->off = true;
-        if (c->state != MAKING) /* else its thread gives up, and discards it */
+        if (c->state != MAKING) { /* else its thread gives up, and does this */
+            give_blocks(c);
             discard(c);
+        }
     }
     pthread_mutex_unlock(&lock);
 }
-
-static void *drop_later(void *c)
-{
-    drop(c);
-    return NULL;
-}
-
-/* A K under way waits for its peers, and these may need what the caller of NCCL's destroy holds. One that is about to end may:
- * a process that exits next has said good-bye then. */
-#define PATIENCE_S 0.2
 
 static void end(void *nccl)
 {
@@ -306,18 +325,10 @@ static void end(void *nccl)
     if (c) {
         unlist(c);
         c->over = true;
-        while (c->users)
-            pthread_cond_wait(&idle, &lock);
+        if (c->state != MAKING) /* else its thread drops it */
+            discard(c);
     }
-    const bool made = c && c->state != MAKING;
     pthread_mutex_unlock(&lock);
-    pthread_t thread;
-    if (!made)
-        return; /* its thread drops it */
-    if (settled(c, PATIENCE_S) || pthread_create(&thread, NULL, drop_later, c))
-        drop(c);
-    else
-        pthread_detach(thread);
 }
 
 /* ---- G ---- */

@@ -79,10 +79,12 @@ struct mk_fuse_ops {
      * any thread, waits for nobody and frees nothing that the device is waited for. id: as in prepare; by now the handle may be
      * another communicator's, which is not meant. NULL: nothing. */
     void (*off)(void *comm, uint64_t id);
-    /* NCCL has destroyed a communicator, for which it waited for the device: what such communicators had is freed, which does,
-     * too. Without the lock. NULL with off. */
+    /* NCCL has destroyed or aborted a communicator, for which it waited for the device: what those had that are off or ended is
+     * freed, which does, too. Without the lock. NULL with off. */
     void (*tidy)(void);
-    /* The communicator is about to be destroyed. Without the lock, and waits for no peer. */
+    /* The communicator is about to be destroyed or aborted: it has no K any more, and tidy will free what it had. Not before: a
+     * kernel of NCCL's may wait for peers that never come until NCCL itself has aborted it, and what frees memory waits for that
+     * kernel. Without the lock, and waits for nobody. */
     void (*end)(void *comm);
 };
 

@@ -363,11 +363,8 @@ static void after(struct mk_hook_event *h)
         made(h);
     else if (h->id == MK_HOOK_ncclCommGetAsyncError)
         async_error(h);
-    /* NCCL has just freed memory itself, and so waited for the device; before an abort its kernels may wait for ever. In a
-     * group it has not done so yet. */
-    else if ((h->id == MK_HOOK_ncclCommDestroy || h->id == MK_HOOK_ncclCommAbort) && !h->result &&
-             !mk_adapt_grouped() && mk_adapt.ops->tidy)
-        mk_adapt.ops->tidy();
+    else if ((h->id == MK_HOOK_ncclCommDestroy || h->id == MK_HOOK_ncclCommAbort) && !h->result)
+        mk_adapt_gone();
 }
 
 static bool consume(struct mk_hook_event *h)

@@ -30,12 +30,17 @@ struct group {
     struct due *due;
     uint32_t nheld, held_room, ndue, due_room;
     int error; /* MK_ERR_*: of a K of this group */
+    bool gone; /* a communicator is destroyed at its end */
 };
 static __thread struct group group;
 
-bool mk_adapt_grouped(void)
+/* NCCL has freed memory, and so has waited for the device; before an abort its kernels may wait for ever. */
+void mk_adapt_gone(void)
 {
-    return group.depth > 0;
+    if (group.depth)
+        group.gone = true;
+    else if (mk_adapt.ops && mk_adapt.ops->tidy)
+        mk_adapt.ops->tidy();
 }
 
 static bool grow(void **array, uint32_t *room, uint32_t n, size_t bytes)
@@ -462,9 +467,12 @@ void mk_adapt_group_ended(struct mk_hook_event *h)
             record(d->comm, d->stream, d->record);
     }
     mk_adapt_unlock();
+    const bool gone = group.gone && !h->result && h->id == MK_HOOK_ncclGroupEnd;
     if (!h->result && group.error)
         h->result = mk_nccl_result(group.error);
     free(group.held);
     free(group.due);
     memset(&group, 0, sizeof(group));
+    if (gone)
+        mk_adapt_gone();
 }

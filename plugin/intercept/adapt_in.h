@@ -48,7 +48,8 @@ bool mk_adapt_gemm(struct mk_hook_event *h, const struct mk_pair_gemm *gemm);
 void mk_adapt_gemm_after(struct mk_hook_event *h);
 bool mk_adapt_coll(struct mk_hook_event *h, const struct mk_pair_coll *coll, bool p2p);
 void mk_adapt_coll_after(struct mk_hook_event *h);
-bool mk_adapt_grouped(void); /* this thread is in a group */
+/* After NCCL's destroy or abort of a communicator, which in a group has only been promised. */
+void mk_adapt_gone(void);
 bool mk_adapt_group_start(struct mk_hook_event *h);
 void mk_adapt_group_end(bool simulated);
 void mk_adapt_group_ended(struct mk_hook_event *h);

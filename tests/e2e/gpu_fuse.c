@@ -109,6 +109,12 @@ int begin_ready(void **state)
     return ret;
 }
 
+void destroyed(void *comm)
+{
+    ops->end(comm);
+    ops->tidy();
+}
+
 int end_all(void **state)
 {
     (void)state;
@@ -120,7 +126,7 @@ int end_all(void **state)
     for (int i = 0; i < 3; i++)
         gpu_graph_destroy(&graphs[i]);
     for (int i = 0; i < 2; i++)
-        ops->end(&nccl[i]);
+        destroyed(&nccl[i]);
     const bool clean = counts->memory == base.memory && counts->events == base.events &&
                        counts->registered == base.registered && counts->opened == base.opened &&
                        !gpu.objects && !gpu.hasty;
@@ -520,6 +526,7 @@ int main(void)
         READY(of_nobody),
         READY(a_failed_communicator_says_so),
         READY(the_end_leaves_the_callers_context),
+        READY(the_end_frees_nothing_until_nccl_has_gone),
         READY(the_end_waits_for_no_k),
         BARE(the_end_waits_for_no_other_rank),
         BARE(blocks_go_back_at_once),

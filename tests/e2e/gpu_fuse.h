@@ -25,6 +25,7 @@ extern bool verify;            /* launch_g asks for C to be added up */
 void nap_ms(int ms);
 /* prepare until it says something else than AGAIN: that. */
 int prepared(void *comm, uint64_t id, int nranks);
+void destroyed(void *comm); /* as NCCL's destroy does */
 
 struct mk_pair_gemm product(void); /* that there is a G for */
 int launch_g(void *on, int32_t descriptor, uint64_t generation, bool room);
@@ -44,6 +45,7 @@ void every_call_fails_once(void **state);
 void not_for_portable_kernels(void **state);
 void a_failed_communicator_says_so(void **state);
 void the_end_leaves_the_callers_context(void **state);
+void the_end_frees_nothing_until_nccl_has_gone(void **state);
 void the_end_waits_for_no_k(void **state);
 void the_end_waits_for_no_other_rank(void **state);
 void blocks_go_back_at_once(void **state);

@@ -25,7 +25,7 @@ void prepare_is_asked_again(void **state)
     assert_int_equal(ops->prepare(&nccl[1], NULL, 12, 0, 1), MK_ERR_AGAIN);
     assert_int_equal(prepared(&nccl[1], 12, 1), 0);
     assert_int_equal(counts->events - events, events - base.events);
-    ops->end(&nccl[1]);
+    destroyed(&nccl[1]);
     assert_int_equal(counts->events, events);
     assert_int_equal(ops->prepare(&nccl[0], NULL, 11, 0, 1), 0);
 }
@@ -83,7 +83,7 @@ void every_call_fails_once(void **state)
         if (!at_once) /* and stays so */
             assert_int_equal(ops->prepare(&nccl[0], NULL, 14, 0, 1), MK_ERR_CUDA);
         no_k(&nccl[0]);
-        ops->end(&nccl[0]);
+        destroyed(&nccl[0]);
         same_as_before();
     }
     unsetenv("FAKE_CUDA_FAIL");
@@ -129,13 +129,32 @@ void the_end_leaves_the_callers_context(void **state)
     (void)state;
     assert_int_equal(ops->launch_k(&k), 0);
     assert_int_equal(cu->ctx_set(other), 0);
-    ops->end(&nccl[0]);
+    destroyed(&nccl[0]);
     cu->ctx_current(&ctx);
     assert_int_equal(cu->ctx_set((void *)(uintptr_t)1), 0);
     assert_ptr_equal(ctx, other);
     same_as_before();
     no_k(&nccl[0]);
-    ops->end(&nccl[0]); /* nobody */
+    destroyed(&nccl[0]); /* nobody */
+}
+
+/* NCCL's kernels may wait for peers until its abort has run, and what frees memory waits for them. */
+void the_end_frees_nothing_until_nccl_has_gone(void **state)
+{
+    const struct mk_fuse_k k = reduction(0, 1, false);
+    (void)state;
+    assert_int_equal(ops->launch_k(&k), 0);
+    const long memory = counts->memory, events = counts->events, registered = counts->registered;
+    assert_true(memory > base.memory && events > base.events && registered > base.registered);
+    ops->abort(&nccl[0]);
+    ops->end(&nccl[0]);
+    no_k(&nccl[0]);
+    nap_ms(50); /* nor does a thread */
+    assert_int_equal(counts->memory, memory);
+    assert_int_equal(counts->events, events);
+    assert_int_equal(counts->registered, registered);
+    ops->tidy();
+    same_as_before();
 }
 
 /* Until another thread has given everything back. */
@@ -153,7 +172,7 @@ void the_end_waits_for_no_k(void **state)
     (void)state;
     assert_int_equal(ops->launch_k(&k), 0);
     __atomic_store_n(&gpu.busy, true, __ATOMIC_RELEASE);
-    ops->end(&nccl[0]);
+    destroyed(&nccl[0]);
     assert_true(__atomic_load_n(&counts->events, __ATOMIC_ACQUIRE) > base.events);
     no_k(&nccl[0]);
     __atomic_store_n(&gpu.busy, false, __ATOMIC_RELEASE);
@@ -199,7 +218,7 @@ static int fill(int from)
         const int ret = prepared(&many[i], 50 + (uint64_t)i, 1);
         if (ret) {
             assert_int_equal(ret, MK_ERR_UNSUPPORTED);
-            ops->end(&many[i]);
+            destroyed(&many[i]);
             return i;
         }
     }
@@ -236,7 +255,7 @@ void blocks_go_back_at_once(void **state)
     same_as_before();
     assert_int_equal(fill(0), n);
     for (int i = 0; i < n; i++)
-        ops->end(&many[i]);
+        destroyed(&many[i]);
     same_as_before();
 }
 
@@ -246,13 +265,13 @@ void blocks_of_the_failed_and_the_ended_go_back(void **state)
     const int n = fill(0);
     (ops->fail)(&many[0], MK_ERR_PEER, true);
     assert_int_equal(prepared(&many[n], 91, 1), 0);
-    ops->end(&many[0]); /* and does not go back twice */
+    destroyed(&many[0]); /* and does not go back twice */
     for (int i = 1; i <= n; i++)
-        ops->end(&many[i]);
+        destroyed(&many[i]);
     same_as_before();
     assert_int_equal(fill(0), n);
     for (int i = 0; i < n; i++)
-        ops->end(&many[i]);
+        destroyed(&many[i]);
     same_as_before();
 }
 
