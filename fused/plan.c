@@ -8,7 +8,8 @@
 
 #define PIECE_BYTES 1048576 /* a task on half of it costs a GPU 20 us, 9 of them whatever its size */
 #define PIECE_ROWS 8
-#define PIECES_LOG2_MAX 3
+#define PIECES_LOG2_MAX 3 /* of a panel */
+#define PANELS_LOG2_MAX 3
 
 /* Bytes from the first to one past the last element of rows x cols with row stride ld; false: overflows. */
 static bool extent(int64_t rows, int64_t cols, int64_t ld, size_t elem, size_t *bytes)
@@ -144,33 +145,51 @@ static void choose_chunk(const struct mk_rings *r, size_t elem, struct mk_grid *
 
 /* On the GPU tiles are 128 x 256 (or narrower, which changes nothing here). A chunk is as many row bands as COMPUTE has
  * open at a time (a power of two, as many as fit the slot and M has) and one tile column: no box of the copy engine is
- * wider. Then narrowed while there are few chunks. */
+ * wider. Then of fewer bands, and narrowed, while there are few chunks. Few rows make small chunks: between nodes these
+ * take several tile columns side by side, a panel each, until the slots of a ring hold all that it carries; else the ring
+ * stands still for as long as a message and its credit need, and a NIC takes its time for every message. */
 static void choose_chunk_gpu(const struct mk_rings *r, size_t elem, struct mk_grid *g)
 {
     const int64_t fit = (int64_t)(r->slot_bytes / elem);
     const int64_t nranks = (int64_t)r->topo.nnodes * r->topo.nlocal;
     const int64_t all_bands = (g->m + MK_GPU_TILE_M - 1) / MK_GPU_TILE_M;
+    const bool far = r->topo.nnodes > 1;
+    const int64_t least = far && nranks < 4 ? 16 : 4 * nranks; /* chunks */
+    const int64_t held =
+        (int64_t)r->slots[MK_CLASS_SUM] * r->topo.nlocal * (r->topo.nnodes > 2 ? r->topo.nnodes : 1);
     int64_t bands = 1;
     while (bands < all_bands && 2 * bands * MK_GPU_TILE_M * MK_GPU_TILE_N <= fit)
         bands *= 2;
     int64_t cols = fit / (bands * MK_GPU_TILE_M);
     cols = cols >= MK_GPU_TILE_N ? MK_GPU_TILE_N : cols / 8 * 8;
-    g->bands = (int32_t)bands;
     g->chunk_m = (int32_t)(bands * MK_GPU_TILE_M);
     g->chunk_n = (int32_t)(cols < g->n ? cols : g->n);
-    while (chunks_of(g) < 4 * nranks && (int64_t)g->chunk_m * g->chunk_n * (int64_t)elem >= 65536 &&
-           g->chunk_n >= 128)
-        g->chunk_n = (g->chunk_n / 2 + 63) / 64 * 64;
+    while (chunks_of(g) < least && (int64_t)g->chunk_m * g->chunk_n * (int64_t)elem >= 65536) {
+        if (g->chunk_m > MK_GPU_TILE_M)
+            g->chunk_m /= 2;
+        else if (g->chunk_n >= 128)
+            g->chunk_n = (g->chunk_n / 2 + 63) / 64 * 64;
+        else
+            break;
+    }
+    g->bands = g->chunk_m / MK_GPU_TILE_M;
+    g->panel_n = g->chunk_n;
+    while (far && g->chunk_n >= MK_GPU_TILE_N && g->panels_log2 < PANELS_LOG2_MAX && chunks_of(g) > held &&
+           chunks_of(g) >= 2 * least && g->chunk_n < g->n && 2ll * g->chunk_m * g->chunk_n <= fit) {
+        g->chunk_n *= 2;
+        g->panels_log2++;
+    }
 }
 
 /* As many pieces as are worth a task of their own (PIECE_BYTES) and have some rows each. */
 static void choose_pieces(size_t elem, struct mk_grid *g)
 {
-    const int64_t bytes = (int64_t)g->chunk_m * g->chunk_n * (int64_t)elem;
-    g->pieces_log2 = 0;
-    while (g->pieces_log2 < PIECES_LOG2_MAX && bytes >> (g->pieces_log2 + 1) >= PIECE_BYTES &&
-           g->chunk_m >> (g->pieces_log2 + 1) >= PIECE_ROWS)
-        g->pieces_log2++;
+    const int64_t bytes = (int64_t)g->chunk_m * mk_panel_cols(g) * (int64_t)elem;
+    int32_t log2 = 0;
+    while (log2 < PIECES_LOG2_MAX && bytes >> (log2 + 1) >= PIECE_BYTES &&
+           g->chunk_m >> (log2 + 1) >= PIECE_ROWS)
+        log2++;
+    g->pieces_log2 = g->panels_log2 + log2;
 }
 
 static uint64_t mix(uint64_t h, uint64_t v)
@@ -191,7 +210,8 @@ static uint64_t signature(const struct mk_ar *ar, const struct mk_gemm_call *c)
     h = mix(h, (uint64_t)ar->latency);
     h = mix(h, ar->bias != NULL);
     h = mix(h, (uint64_t)ar->grid.chunk_m);
-    return mix(h, (uint64_t)ar->grid.chunk_n);
+    h = mix(h, (uint64_t)ar->grid.chunk_n);
+    return mix(h, (uint64_t)mk_panel_cols(&ar->grid));
 }
 
 int mk_plan_build(const struct mk_rings *rings, bool wire_fp32, bool gpu, const struct mk_gemm_call *c,

@@ -38,7 +38,7 @@ static bool missing(struct mk_comm *comm, const struct mk_ar *ar, const struct m
         }
     }
     if (mk_ar_reads_tiles(ar, t->kind) && mk_ar_has_tiles(ar) &&
-        !mk_ar_tiles_ready(ar, blk, t->chunk, 0, 1)) {
+        !mk_ar_tiles_ready(ar, blk, t, 0, 1)) {
         snprintf(text, size, "tiles of chunk %u, which this rank computes", t->chunk);
         return false;
     }

@@ -88,11 +88,11 @@ static int launch(struct mk_comm *comm, const struct mk_gemm_problem *p, struct 
     if (mk_gemm_cuda_bulk(p) && mk_gpu_hopper(comm)) {
         struct hopper_params q;
         memset(&q, 0, sizeof(q)); /* padding too: the driver copies it */
-        const int bn = tile_columns(ar);
-        q.box_cols = mk_gemm_cuda_chunk_boxes(ar->grid.chunk_n, &q.box_rows) ? ar->grid.chunk_n : 0;
+        const int bn = tile_columns(ar), cols = mk_panel_cols(&ar->grid);
+        q.box_cols = mk_gemm_cuda_chunk_boxes(cols, &q.box_rows) ? cols : 0;
         int ret = mk_gemm_cuda_maps(g->cu, p, bn, 1, &q.gemm);
         if (!ret)
-            ret = mk_gemm_cuda_boxes(g->cu, p, q.box_rows, ar->grid.chunk_n, &q.chunk);
+            ret = mk_gemm_cuda_boxes(g->cu, p, q.box_rows, cols, &q.chunk);
         if (ret)
             return ret;
         ar->grid.tile_n = bn;

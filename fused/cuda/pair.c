@@ -188,8 +188,9 @@ static int launch(struct mk_comm *comm, const struct mk_gemm_problem *p, struct 
     const bool f16 = p->dtype == MK_FLOAT16;
     struct allreduce_params q;
     memset(&q, 0, sizeof(q)); /* padding too */
-    q.box_cols = mk_gemm_cuda_chunk_boxes(ar->grid.chunk_n, &q.box_rows) ? ar->grid.chunk_n : 0;
-    const int ret = mk_gemm_cuda_boxes(comm->gpu->cu, p, q.box_rows, ar->grid.chunk_n, &q.chunk);
+    const int cols = mk_panel_cols(&ar->grid);
+    q.box_cols = mk_gemm_cuda_chunk_boxes(cols, &q.box_rows) ? cols : 0;
+    const int ret = mk_gemm_cuda_boxes(comm->gpu->cu, p, q.box_rows, cols, &q.chunk);
     if (ret)
         return ret;
     ar->blocks = ar->budget = budget(comm);

@@ -186,7 +186,7 @@ MK_DEV uint64_t mk_ar_op(const struct mk_ar *ar, const struct mk_task *t, struct
     const struct mk_topo *tp = &ar->rings.topo;
     uint64_t p = 0;
     op->r = mk_chunk_rect(&ar->grid, t->chunk);
-    op->skip = (uint32_t)mk_piece_rect(&ar->grid, t->piece, &op->r) * (uint32_t)op->r.cols;
+    op->skip = mk_piece_rect(&ar->grid, t->piece, &op->r);
     op->sum = MK_OP_COPY;
     op->wire = op->to_c = op->to_peers = op->to_result = 0;
     op->from = (const uint8_t *)0;

@@ -56,17 +56,22 @@ MK_DEV bool mk_ar_headers_match(const struct mk_ar *ar, const struct mk_ar_block
     return mk_count_peek(&ar->state->headers, blk->tag) == mk_ar_direct_peers(ar);
 }
 
-/* All tiles that touch the chunk are in C: those numbered from, from + step, ... */
-MK_DEV bool mk_ar_tiles_ready(const struct mk_ar *ar, const struct mk_ar_block *blk, uint32_t chunk,
+/* All tiles that touch the task's piece are in C: those numbered from, from + step, ... */
+MK_DEV bool mk_ar_tiles_ready(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_task *t,
                               uint32_t from, uint32_t step)
 {
     /* everything below 2^31; divisions are dear */
     const struct mk_grid *g = &ar->grid;
     const uint32_t m = (uint32_t)g->m, n = (uint32_t)g->n;
-    const uint32_t cr = chunk / g->chunk_cols, row = cr * (uint32_t)g->chunk_m,
-                   col = (chunk - cr * g->chunk_cols) * (uint32_t)g->chunk_n;
-    const uint32_t row1 = m - row < (uint32_t)g->chunk_m ? m : row + (uint32_t)g->chunk_m,
-                   col1 = n - col < (uint32_t)g->chunk_n ? n : col + (uint32_t)g->chunk_n;
+    const uint32_t cr = t->chunk / g->chunk_cols, chunk_row = cr * (uint32_t)g->chunk_m,
+                   chunk_col = (t->chunk - cr * g->chunk_cols) * (uint32_t)g->chunk_n;
+    const uint32_t end = m - chunk_row < (uint32_t)g->chunk_m ? m : chunk_row + (uint32_t)g->chunk_m;
+    const uint32_t row = chunk_row + (uint32_t)mk_piece_row(g, t->piece),
+                   col = chunk_col + (uint32_t)mk_piece_col(g, t->piece);
+    if (row >= end || col >= n)
+        return true; /* a piece without rows */
+    const uint32_t row1 = end - row < (uint32_t)mk_piece_rows(g) ? end : row + (uint32_t)mk_piece_rows(g),
+                   col1 = n - col < (uint32_t)mk_panel_cols(g) ? n : col + (uint32_t)mk_panel_cols(g);
     const uint32_t r0 = mk_div_by(row, g->tile_m, g->tile_m_log2),
                    c0 = mk_div_by(col, g->tile_n, g->tile_n_log2),
                    nr = mk_div_by(row1 - 1, g->tile_m, g->tile_m_log2) - r0 + 1,
@@ -161,7 +166,7 @@ MK_DEV bool mk_ar_ready_part(const struct mk_ar *ar, const struct mk_ar_block *b
     for (uint32_t i = lane; mk_ar_need(ar, t, i, &need); i += lanes)
         ready &= mk_ar_holds(ar, &need);
     if (mk_ar_reads_tiles(ar, t->kind) && mk_ar_has_tiles(ar))
-        ready &= mk_ar_tiles_ready(ar, blk, t->chunk, lane, lanes);
+        ready &= mk_ar_tiles_ready(ar, blk, t, lane, lanes);
     return ready;
 }
 MK_DEV bool mk_ar_headers_over(const struct mk_ar *ar, const struct mk_ar_block *blk, int kind)

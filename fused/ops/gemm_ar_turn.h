@@ -14,14 +14,15 @@ MK_DEV struct mk_ar_ctl *mk_ar_control(const struct mk_ar *ar)
     return ar->control ? &ar->state->control[ar->control - 1] : (struct mk_ar_ctl *)0;
 }
 
-/* Tasks of computation that end before the first chunk can be ready: its last tile in the order of COMPUTE, and all
+/* Tasks of computation that end before the first piece can be ready: its last tile in the order of COMPUTE, and all
  * before that. */
 MK_DEV uint32_t mk_ar_first_ready(const struct mk_ar *ar)
 {
     const struct mk_grid *g = &ar->grid;
     if (!mk_ar_items(ar, MK_AR_TILE, 0))
         return 0;
-    const int64_t rows = g->m < g->chunk_m ? g->m : g->chunk_m, cols = g->n < g->chunk_n ? g->n : g->chunk_n;
+    const int64_t rows = g->m < mk_piece_rows(g) ? g->m : mk_piece_rows(g),
+                  cols = g->n < mk_panel_cols(g) ? g->n : mk_panel_cols(g);
     const uint32_t row = mk_div_up(rows, g->tile_m) - 1, col = mk_div_up(cols, g->tile_n) - 1;
     const uint32_t group = g->bands > 1 ? (uint32_t)g->bands : 1, first = row / group * group;
     const uint32_t height = g->tile_rows - first < group ? g->tile_rows - first : group;

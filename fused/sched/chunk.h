@@ -8,9 +8,10 @@
  * it finish them in the order in which the wire visits them. Chunk c belongs to local rank c mod G, and there to node (c / G) mod D. The i-th chunk of local owner o
  * is o + G*i; of these, the j-th of node owner e is i = e + D*j.
  *
- * A chunk is sent as one message, but worked on in pieces of some of its rows, by as many blocks: a message as large as
- * the NIC likes would take one block so long that the first arrives late, and out of turn. Pieces are each rank's own
- * affair. */
+ * A chunk is sent as one message. In it stands panel after panel: panel_n columns of its rows, row by row (one panel: the
+ * chunk is a matrix of its own). It is worked on in pieces, each some rows of a panel, by as many blocks: a message as
+ * large as the NIC likes would take one block so long that the first arrives late, and out of turn; and no box of the copy
+ * engine is wider than a panel. Panels are the same on all ranks, the rows of a piece are each rank's own affair. */
 #pragma once
 #include "sched/rings.h"
 
@@ -19,7 +20,9 @@ struct mk_grid {
     int32_t tile_m, tile_n;
     int32_t chunk_m, chunk_n;
     int32_t bands;       /* row bands of tiles that COMPUTE has open at a time; 0 is 1 */
-    int32_t pieces_log2; /* a chunk is worked on in so many pieces */
+    int32_t panels_log2; /* of a chunk; its last ones may have no columns */
+    int32_t panel_n;     /* columns of a panel where there are several; chunk_n is a multiple */
+    int32_t pieces_log2; /* a chunk is worked on in so many pieces, no fewer than panels */
     /* counts, from the above by mk_grid_count: divisions are dear for one lane of a GPU */
     uint32_t tile_rows, tile_cols, chunk_rows, chunk_cols;
     int32_t tile_m_log2, tile_n_log2; /* -1: no power of two */
@@ -91,15 +94,38 @@ MK_DEV struct mk_rect mk_chunk_rect(const struct mk_grid *g, uint32_t chunk)
 {
     return mk_grid_rect(g, g->chunk_m, g->chunk_n, g->chunk_cols, chunk);
 }
-/* Makes of a chunk's rectangle that of its piece number `piece`, which has no rows where the matrix ended before. Returns
- * how many rows of the chunk come before it. */
-MK_DEV int32_t mk_piece_rect(const struct mk_grid *g, uint32_t piece, struct mk_rect *r)
+MK_DEV int32_t mk_panel_cols(const struct mk_grid *g)
 {
-    const int32_t most = (g->chunk_m + (1 << g->pieces_log2) - 1) >> g->pieces_log2;
-    const int32_t before = (int32_t)piece * most, left = r->rows - before;
-    r->row += before;
-    r->rows = left < 0 ? 0 : left < most ? left : most;
-    return before;
+    return g->panels_log2 ? g->panel_n : g->chunk_n;
+}
+/* Rows of a full piece. */
+MK_DEV int32_t mk_piece_rows(const struct mk_grid *g)
+{
+    const int32_t log2 = g->pieces_log2 - g->panels_log2;
+    return (g->chunk_m + (1 << log2) - 1) >> log2;
+}
+/* Where a piece begins in its chunk, if the chunk has so many rows and columns. */
+MK_DEV int32_t mk_piece_row(const struct mk_grid *g, uint32_t piece)
+{
+    return (int32_t)(piece & ((1u << (g->pieces_log2 - g->panels_log2)) - 1)) * mk_piece_rows(g);
+}
+MK_DEV int32_t mk_piece_col(const struct mk_grid *g, uint32_t piece)
+{
+    return (int32_t)(piece >> (g->pieces_log2 - g->panels_log2)) * g->panel_n;
+}
+/* Makes of a chunk's rectangle that of its piece number `piece`, which has no rows where the matrix ended before. Returns
+ * how many elements of the chunk come before it. */
+MK_DEV uint32_t mk_piece_rect(const struct mk_grid *g, uint32_t piece, struct mk_rect *r)
+{
+    const int32_t most = mk_piece_rows(g), above = mk_piece_row(g, piece), aside = mk_piece_col(g, piece);
+    const int32_t all_rows = r->rows,
+                  cols = r->cols - aside < mk_panel_cols(g) ? r->cols - aside : mk_panel_cols(g);
+    const int32_t rows = all_rows - above < most ? all_rows - above : most;
+    r->row += above;
+    r->col += aside;
+    r->rows = rows < 0 || cols <= 0 ? 0 : rows;
+    r->cols = cols < 0 ? 0 : cols;
+    return (uint32_t)(all_rows * aside + above * r->cols);
 }
 
 /* How many chunks local owner o has. */

@@ -318,7 +318,7 @@ static void blocks_whose_tiles_come_in_chains(void **state)
 }
 
 /* mk_ar_first_ready against all tiles in their order. */
-static void first_chunk_that_can_be_ready(void **state)
+static void first_piece_that_can_be_ready(void **state)
 {
     (void)state;
     uint64_t rng = 5;
@@ -333,13 +333,20 @@ static void first_chunk_that_can_be_ready(void **state)
         g->bands = (int32_t)(world_rand(&rng) % 5);
         g->chunk_m = g->tile_m * (g->bands > 1 && i % 2 ? g->bands : 1);
         g->chunk_n = (int32_t)(1 + world_rand(&rng) % 300);
+        g->panels_log2 = (int32_t)(world_rand(&rng) % 3);
+        g->panel_n = g->chunk_n;
+        g->chunk_n <<= g->panels_log2;
+        g->pieces_log2 = g->panels_log2 + (int32_t)(world_rand(&rng) % 3);
         mk_grid_count(g);
         ar.rings.topo.nnodes = 2;
         ar.rings.topo.nlocal = 1;
         uint32_t best = UINT32_MAX;
-        for (uint32_t c = 0; c < mk_chunks(g); c++) {
-            const struct mk_rect r = mk_chunk_rect(g, c);
+        for (uint32_t p = 0; p < mk_chunks(g) << g->pieces_log2; p++) {
+            struct mk_rect r = mk_chunk_rect(g, p >> g->pieces_log2);
             uint32_t last = 0;
+            mk_piece_rect(g, p & ((1u << g->pieces_log2) - 1), &r);
+            if (!r.rows)
+                continue;
             for (uint32_t at = 0; at < mk_tiles(g); at++) {
                 const struct mk_rect t = mk_tile_rect(g, mk_tile_in_order(g, at));
                 if (t.row < r.row + r.rows && r.row < t.row + t.rows && t.col < r.col + r.cols &&
@@ -359,7 +366,7 @@ int main(void)
         cmocka_unit_test(any_target_finishes),
         cmocka_unit_test(one_block_is_enough),
         cmocka_unit_test(what_a_failed_launch_left),
-        cmocka_unit_test(first_chunk_that_can_be_ready),
+        cmocka_unit_test(first_piece_that_can_be_ready),
         cmocka_unit_test(one_tile_more),
         cmocka_unit_test(another_shape),
         cmocka_unit_test(no_step_is_missed),

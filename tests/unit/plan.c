@@ -80,6 +80,32 @@ static void bad_arguments(void **state)
     assert_non_null(strstr(mk_last_error(), "stream"));
 }
 
+/* A chunk's pieces are its rows and columns, and stand in its message one behind the other. */
+static void pieces_fill(const struct mk_grid *g, const struct mk_rect *chunk)
+{
+    uint32_t at = 0;
+    int32_t last_col = chunk->col, last_row = chunk->row;
+    for (uint32_t i = 0; i < 1u << g->pieces_log2; i++) {
+        struct mk_rect r = *chunk;
+        const uint32_t skip = mk_piece_rect(g, i, &r);
+        if (!r.rows)
+            continue;
+        assert_int_equal(skip, at);
+        at += (uint32_t)r.rows * (uint32_t)r.cols;
+        if (r.col != last_col) { /* the panel before was whole */
+            assert_int_equal(last_row, chunk->row + chunk->rows);
+            assert_true(r.col == last_col + g->panel_n && r.row == chunk->row);
+        } else {
+            assert_int_equal(r.row, last_row);
+        }
+        last_col = (int32_t)r.col;
+        last_row = (int32_t)r.row + r.rows;
+        assert_true(r.cols > 0 && r.row + r.rows <= chunk->row + chunk->rows &&
+                    r.col + r.cols <= chunk->col + chunk->cols);
+    }
+    assert_int_equal(at, (uint32_t)chunk->rows * (uint32_t)chunk->cols);
+}
+
 /* Every element belongs to exactly one chunk; chunks fit their slots; K and layout change nothing. */
 static void chunks_cover_the_matrix(void **state)
 {
@@ -109,6 +135,7 @@ static void chunks_cover_the_matrix(void **state)
                     const struct mk_rect q = mk_chunk_rect(&ar.grid, n);
                     assert_true(q.rows > 0 && q.cols > 0 && q.row + q.rows <= c.m && q.col + q.cols <= c.n);
                     covered += (int64_t)q.rows * q.cols;
+                    pieces_fill(&ar.grid, &q);
                 }
                 assert_true(covered == c.m * c.n);
                 const size_t elem = wire || c.dtype == MK_FLOAT32 ? 4 : 2;
