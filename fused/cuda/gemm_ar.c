@@ -5,6 +5,7 @@
 #include "cuda/block.h"
 #include "cuda/gemm.h"
 #include "cuda/gpu.h"
+#include "ops/gemm_ar_run.h"
 #include "mk/err.h"
 #include <stdio.h>
 #include <string.h>
@@ -63,10 +64,18 @@ bool mk_gpu_hopper(const struct mk_comm *comm)
     return is_hopper(comm->gpu) && strcmp(comm->settings.gemm, "portable");
 }
 
-/* Narrower tiles where wide ones do not give every block one. */
+/* Narrower tiles where they need less time: rounds of the blocks, a narrow one feeding the matrix unit less well
+ * (tile/NOTES.md). */
 static int tile_columns(const struct mk_ar *ar)
 {
-    return mk_tiles(&ar->grid) >= (uint32_t)ar->blocks ? 256 : 128;
+    struct mk_grid g = ar->grid;
+    uint32_t rounds[2];
+    for (int i = 0; i < 2; i++) {
+        g.tile_n = i ? 128 : 256;
+        mk_grid_count(&g);
+        rounds[i] = (mk_tiles(&g) + (uint32_t)ar->blocks - 1) / (uint32_t)ar->blocks;
+    }
+    return 0.88 * 2 * rounds[0] <= rounds[1] ? 256 : 128;
 }
 
 void mk_gpu_plan(const struct mk_comm *comm, struct mk_ar *ar)
@@ -99,6 +108,7 @@ static int launch(struct mk_comm *comm, const struct mk_gemm_problem *p, struct 
         mk_grid_count(&ar->grid);
         ar->tile_parts = 2;
         ar->patience_ns = PATIENCE_NS;
+        mk_ar_list_queues(ar);
         q.ar = *ar;
         snprintf(name, sizeof(name), "gemm_ar_%s_%s_%d", layouts[p->layout], type, bn);
         return mk_cuda_start(g->cu, image, name, MK_SMEM_MAX, ar->blocks, MK_BIG_THREADS, 1, false, &q,
@@ -108,6 +118,7 @@ static int launch(struct mk_comm *comm, const struct mk_gemm_problem *p, struct 
     mk_grid_count(&ar->grid);
     ar->tile_parts = 1;
     ar->patience_ns = PATIENCE_NS;
+    mk_ar_list_queues(ar);
     snprintf(name, sizeof(name), "gemm_ar_portable_%s", type);
     return mk_cuda_start(g->cu, plain, name, 0, ar->blocks, MK_PORTABLE_THREADS, 1, false, ar, stream);
 }

@@ -19,37 +19,18 @@ struct mk_looks {
     int got[MK_LOOK_MAX];
 };
 
-/* A queue of communication, as mk_ar_comm_queue numbers them: looked up, since working it out takes a hundred
- * instructions. Those behind the table are worked out. */
-#define MK_QUEUES_MAX 48
-struct mk_queue {
-    uint32_t items;
-    int16_t kind, peer;
-};
-MK_DEV void mk_queue_make(const struct mk_ar *ar, uint32_t q, struct mk_queue *out)
-{
-    int kind;
-    int32_t peer;
-    mk_ar_comm_queue(ar, q, &kind, &peer);
-    out->kind = (int16_t)kind;
-    out->peer = (int16_t)peer;
-    out->items = mk_ar_items(ar, kind, peer);
-}
-
 /* What a block shares. */
 struct mk_block_words {
     struct mk_ar_block blk;
     struct mk_looks looks;
-    struct mk_queue queue[MK_QUEUES_MAX];
     int next, last;
     int got; /* of the last look (mk_ar_try_comm), a word of its own: `next` may be written while it is read */
-    int lost;                       /* a ready task went to another block: look again at once */
-    int aborted;                    /* seen at the last look */
-    int untiled;                    /* there is no tile left to claim */
-    uint64_t target;                /* of the controller: its word at the last look */
-    uint32_t queues, header_queues; /* of communication; headers are the first of them */
-    uint32_t first;                 /* where looks begin: behind the headers when these are done */
-    int sent;                       /* the last block: 1 + the node whose completions it waits for */
+    int lost;        /* a ready task went to another block: look again at once */
+    int aborted;     /* seen at the last look */
+    int untiled;     /* there is no tile left to claim */
+    uint64_t target; /* of the controller: its word at the last look */
+    uint32_t first;  /* where looks begin: behind the headers when these are done */
+    int sent;        /* the last block: 1 + the node whose completions it waits for */
     uint32_t idle;
     uint64_t entered_ns, told_ns;
     struct mk_trace_words trace;
@@ -125,7 +106,7 @@ MK_DEV void mk_end_headers(const struct mk_ar *ar, struct mk_block_words *w)
     if (!w->blk.headed && mk_ar_headers_match(ar, &w->blk)) {
         mk_peeked();
         w->blk.headed = 1;
-        w->first = w->header_queues;
+        w->first = ar->header_queues;
     }
 }
 #if MK_CONTROL
@@ -147,7 +128,7 @@ MK_DEV void mk_wide_turned(const struct mk_ar *ar, struct mk_block_words *w)
 /* mk_ar_try_comm with the warps side by side. All threads call it, and get the same answer. */
 MK_DEV int mk_wide_try_comm(const struct mk_ar *ar, struct mk_block_words *w)
 {
-    const uint32_t queues = w->queues, start = w->first, warps = mk_lanes() / 32, warp = mk_lane() / 32;
+    const uint32_t queues = ar->queues, start = w->first, warps = mk_lanes() / 32, warp = mk_lane() / 32;
     int left = -1;
     bool headers = false;                                     /* some are left */
     const uint64_t aborted = mk_peek_sys_u64(ar->abort_word); /* comes while the warps look */
@@ -156,11 +137,11 @@ MK_DEV int mk_wide_try_comm(const struct mk_ar *ar, struct mk_block_words *w)
         const uint32_t here = queues - first < warps ? queues - first : warps;
         if (warp < here) {
             struct mk_task t;
-            struct mk_queue q;
-            if (first + warp < MK_QUEUES_MAX)
-                q = w->queue[first + warp];
+            struct mk_ar_queue q;
+            if (first + warp < MK_AR_QUEUES)
+                q = ar->queue[first + warp];
             else
-                mk_queue_make(ar, first + warp, &q);
+                mk_ar_queue_make(ar, first + warp, &q);
             const int got = mk_ar_look(ar, &w->blk, q.kind, q.peer, q.items, &t);
             if (mk_warp_lane() == 0) {
                 w->looks.got[warp] = got;
@@ -177,10 +158,10 @@ MK_DEV int mk_wide_try_comm(const struct mk_ar *ar, struct mk_block_words *w)
         if (mk_lane() == 0) {
             w->aborted = aborted != 0;
             MK_ROLLED
-            for (uint32_t i = 0; i < here && first + i < w->header_queues; i++)
+            for (uint32_t i = 0; i < here && first + i < ar->header_queues; i++)
                 headers |= w->looks.got[i] >= 0;
             w->got = mk_claim_looked(ar, w, here);
-            if (first + here >= w->header_queues && !headers)
+            if (first + here >= ar->header_queues && !headers)
                 mk_end_headers(ar, w);
         }
         mk_block_sync();
@@ -197,35 +178,29 @@ MK_DEV int mk_wide_try_comm(const struct mk_ar *ar, struct mk_block_words *w)
 
 /* ---- life of a block ---- */
 
-/* All threads: `pos` gets the launch's positions; NULL where they are too many. Then a block barrier. */
+/* All threads: `pos` gets the launch's positions, a lane each; NULL where they are too many. Then a block barrier. */
 MK_DEV const uint64_t *mk_block_positions(const struct mk_ar *ar, uint64_t (&pos)[MK_POS_MAX])
 {
     const struct mk_topo *t = &ar->rings.topo;
-    if (mk_ar_pos_count(t) > MK_POS_MAX)
+    const uint32_t n = mk_ar_pos_count(t), at = mk_lane();
+    if (n > MK_POS_MAX)
         return (const uint64_t *)0;
-    MK_ROLLED
-    for (int cls = 0; cls < MK_CLASSES; cls++) {
-        const int32_t peers = mk_class_peers(t, cls);
-        if ((int32_t)mk_lane() < peers) {
-            const int32_t p = mk_peer_of_index(mk_class_self(t, cls), (int32_t)mk_lane());
-            pos[mk_ar_pos_at(t, cls, p, 0)] = mk_ld_rlx_gpu_u64(&ar->state->pos_in[cls][p]);
-            pos[mk_ar_pos_at(t, cls, p, 1)] = mk_ld_rlx_gpu_u64(&ar->state->pos_out[cls][p]);
-        }
+    if (at < n) {
+        int cls, out;
+        int32_t peer;
+        mk_ar_pos_whose(t, at, &cls, &peer, &out);
+        pos[at] = mk_ld_rlx_gpu_u64(out ? &ar->state->pos_out[cls][peer] : &ar->state->pos_in[cls][peer]);
     }
     return pos;
 }
 
 MK_DEV void mk_block_enter(const struct mk_ar *ar, struct mk_block_words *w)
 {
-    if (mk_lane() < MK_QUEUES_MAX && mk_lane() < mk_ar_comm_queues(ar))
-        mk_queue_make(ar, mk_lane(), &w->queue[mk_lane()]);
     if (mk_lane() == 0) {
         mk_ar_enter(ar, &w->blk);
         w->idle = 0;
         w->lost = w->aborted = w->untiled = 0;
         w->target = 0;
-        w->queues = mk_ar_comm_queues(ar);
-        w->header_queues = 2 * mk_ar_direct_peers(ar);
         w->first = 0;
         MK_ROLLED
         for (int i = 0; i < MK_LOOK_MAX; i++)

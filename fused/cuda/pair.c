@@ -5,6 +5,7 @@
 #include "cuda/block.h"
 #include "cuda/gemm.h"
 #include "cuda/gpu.h"
+#include "ops/gemm_ar_run.h"
 #include "mk/err.h"
 #include "mk/log.h"
 #include "mk/param.h"
@@ -195,6 +196,7 @@ static int launch(struct mk_comm *comm, const struct mk_gemm_problem *p, struct 
         return ret;
     ar->blocks = ar->budget = budget(comm);
     ar->max_helpers = 0;
+    mk_ar_list_queues(ar);
     q.ar = *ar;
     return mk_cuda_start(comm->gpu->cu, f16 ? MK_IMAGE_PAIR_FP16 : MK_IMAGE_PAIR_BF16,
                          f16 ? "pair_allreduce_fp16" : "pair_allreduce_bf16", MK_PAIR_SMEM, ar->blocks,

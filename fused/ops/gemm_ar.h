@@ -69,6 +69,13 @@ struct mk_ar_state {
     struct mk_ar_ctl control[MK_AR_CTL_CLASSES]; /* by shape class, as the host numbers them */
 };
 
+/* A queue of communication (gemm_ar_run.h numbers them). */
+#define MK_AR_QUEUES 48
+struct mk_ar_queue {
+    uint32_t items; /* mk_ar_items */
+    int16_t kind, peer;
+};
+
 /* One launch: the same on all blocks, read only. */
 struct mk_ar {
     struct mk_rings rings;
@@ -108,7 +115,11 @@ struct mk_ar {
     uint8_t *const *peer_fixed; /* of the local ranks, [local]; own entry unused */
     uint8_t *const *peer_staging;
     struct mk_ring ring; /* to the proxy */
-    void *host;          /* machine side: bells, scratch */
+    /* GPU: worked out by the host (mk_ar_list_queues), since it takes a block thousands of cycles; those behind the table
+     * are worked out when they are looked at. */
+    uint32_t queues, header_queues; /* of communication; headers are the first of them */
+    struct mk_ar_queue queue[MK_AR_QUEUES];
+    void *host; /* machine side: bells, scratch */
 };
 
 struct mk_task {
@@ -259,6 +270,16 @@ MK_DEV uint32_t mk_ar_pos_at(const struct mk_topo *t, int cls, int32_t peer, int
     const uint32_t l = (uint32_t)t->nlocal - 1, n = (uint32_t)t->nnodes - 1;
     const uint32_t first = mk_class_is_local(cls) ? (uint32_t)cls * l : 3 * l + (uint32_t)(cls - 3) * n;
     return 2 * (first + (uint32_t)mk_peer_index(mk_class_self(t, cls), peer)) + (uint32_t)out;
+}
+/* The other way round: whose position is at `at`. */
+MK_DEV void mk_ar_pos_whose(const struct mk_topo *t, uint32_t at, int *cls, int32_t *peer, int *out)
+{
+    const uint32_t l = (uint32_t)t->nlocal - 1, n = (uint32_t)t->nnodes - 1;
+    const bool local = at / 2 < 3 * l;
+    const uint32_t i = local ? at / 2 : at / 2 - 3 * l, per = local ? l : n;
+    *cls = (int)(i / per) + (local ? 0 : 3);
+    *peer = mk_peer_of_index(mk_class_self(t, *cls), (int32_t)(i % per));
+    *out = (int)(at & 1);
 }
 MK_DEV uint64_t mk_ar_pos_in(const struct mk_ar *ar, int cls, int32_t peer, uint32_t n)
 {

@@ -169,9 +169,12 @@ MK_DEV bool mk_ar_ready_part(const struct mk_ar *ar, const struct mk_ar_block *b
         ready &= mk_ar_tiles_ready(ar, blk, t, lane, lanes);
     return ready;
 }
+/* Must a task wait for headers, and are they still to come? What reads nothing of a peer may come before: it fills slots that
+ * the peer has granted, whichever launch it is in, and that nobody reads before the headers match. */
 MK_DEV bool mk_ar_headers_over(const struct mk_ar *ar, const struct mk_ar_block *blk, int kind)
 {
-    return kind >= MK_AR_HDR_OUT_LOCAL || kind == MK_AR_TILE || blk->headed || mk_ar_headers_match(ar, blk);
+    return kind >= MK_AR_HDR_OUT_LOCAL || kind == MK_AR_TILE || kind == MK_AR_PUSH ||
+           (kind == MK_AR_SUM && ar->rings.topo.nlocal == 1) || blk->headed || mk_ar_headers_match(ar, blk);
 }
 /* All of it, by one thread. */
 MK_DEV bool mk_ar_ready(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_task *t)
@@ -326,6 +329,24 @@ MK_DEV void mk_ar_comm_queue(const struct mk_ar *ar, uint32_t q, int *kind, int3
     const char fan = mk_ar_fan(*kind);
     const int32_t n = fan == 'l' ? t->nlocal : t->nnodes, self = fan == 'l' ? t->local : t->node;
     *peer = fan == '1' ? 0 : (self + 1 + (int32_t)q) % n;
+}
+MK_DEV void mk_ar_queue_make(const struct mk_ar *ar, uint32_t q, struct mk_ar_queue *out)
+{
+    int kind;
+    int32_t peer;
+    mk_ar_comm_queue(ar, q, &kind, &peer);
+    out->kind = (int16_t)kind;
+    out->peer = (int16_t)peer;
+    out->items = mk_ar_items(ar, kind, peer);
+}
+/* The host, when all else of the launch is known. */
+MK_DEV void mk_ar_list_queues(struct mk_ar *ar)
+{
+    ar->queues = mk_ar_comm_queues(ar);
+    ar->header_queues = 2 * mk_ar_direct_peers(ar);
+    MK_ROLLED
+    for (uint32_t q = 0; q < ar->queues && q < MK_AR_QUEUES; q++)
+        mk_ar_queue_make(ar, q, &ar->queue[q]);
 }
 MK_DEV int mk_ar_try_comm(const struct mk_ar *ar, struct mk_ar_block *blk)
 {
