@@ -197,8 +197,10 @@ static void *make(void *arg)
     const struct mk_cuda *cu = mk_cuda_open(NULL);
     int relaxed = MK_CU_CAPTURE_RELAXED;
     mk_comm_t mk = NULL;
-    int ret = cu->ctx_set(c->ctx) ? MK_ERR_CUDA : 0;
+    int device = -1, ret = cu->ctx_set(c->ctx) || cu->ctx_device(&device) ? MK_ERR_CUDA : 0;
     cu->capture_mode(&relaxed); /* what other threads capture is not disturbed by what is allocated here */
+    if (!ret && mk_pair_full(device))
+        ret = mk_fail_quiet(MK_ERR_UNSUPPORTED, "no blocks are left for another communicator");
     if (!ret)
         ret = mk_comm_init_name(&mk, name_of(c->id), c->nranks, c->rank, goes_on, c);
     if (!ret && (!mk_pair_blocks(mk) || !mk_gpu_hopper(mk)))

@@ -7,6 +7,8 @@
 #include <string.h>
 
 #define PIECE_BYTES 1048576 /* a task on half of it costs a GPU 20 us, 9 of them whatever its size */
+#define MESSAGE_BYTES                                                                                        \
+    1048576 /* between nodes: 8 MiB take 306, 272, 285 us in messages of 512 KiB, 1 MiB, 2 MiB */
 #define PIECE_ROWS 8
 #define PIECES_LOG2_MAX 3 /* of a panel */
 #define PANELS_LOG2_MAX 3
@@ -143,20 +145,33 @@ static void choose_chunk(const struct mk_rings *r, size_t elem, struct mk_grid *
     }
 }
 
+/* Narrower, by halves, a multiple of 64; false: it is not worth it. */
+static bool narrow(struct mk_grid *g)
+{
+    if (g->chunk_m > MK_GPU_TILE_M)
+        g->chunk_m /= 2;
+    else if (g->chunk_n >= 128)
+        g->chunk_n = (g->chunk_n / 2 + 63) / 64 * 64;
+    else
+        return false;
+    return true;
+}
+
 /* On the GPU tiles are 128 x 256 (or narrower, which changes nothing here). A chunk is as many row bands as COMPUTE has
  * open at a time (a power of two, as many as fit the slot and M has) and one tile column: no box of the copy engine is
- * wider. Then of fewer bands, and narrowed, while there are few chunks. Few rows make small chunks: between nodes these
- * take several tile columns side by side, a panel each, until the slots of a ring hold all that it carries; else the ring
- * stands still for as long as a message and its credit need, and a NIC takes its time for every message. */
+ * wider. Then of fewer bands, and narrowed, while there are few chunks.
+ *
+ * Between nodes a NIC takes its time for every message, and a ring stands still for as long as a message and its credit
+ * need when its slots hold less than all it carries. So, where few rows make small chunks, these take several tile columns
+ * side by side, a panel each, until they are messages of a size that is worth it, or four to a ring; and slots hold
+ * them all. */
 static void choose_chunk_gpu(const struct mk_rings *r, size_t elem, struct mk_grid *g)
 {
     const int64_t fit = (int64_t)(r->slot_bytes / elem);
-    const int64_t nranks = (int64_t)r->topo.nnodes * r->topo.nlocal;
     const int64_t all_bands = (g->m + MK_GPU_TILE_M - 1) / MK_GPU_TILE_M;
     const bool far = r->topo.nnodes > 1;
-    const int64_t least = far && nranks < 4 ? 16 : 4 * nranks; /* chunks */
-    const int64_t held =
-        (int64_t)r->slots[MK_CLASS_SUM] * r->topo.nlocal * (r->topo.nnodes > 2 ? r->topo.nnodes : 1);
+    const int64_t rings = (int64_t)r->topo.nlocal * (r->topo.nnodes > 2 ? r->topo.nnodes : 1);
+    const int64_t least = far ? 4 * rings : 4 * (int64_t)r->topo.nlocal; /* chunks */
     int64_t bands = 1;
     while (bands < all_bands && 2 * bands * MK_GPU_TILE_M * MK_GPU_TILE_N <= fit)
         bands *= 2;
@@ -164,30 +179,32 @@ static void choose_chunk_gpu(const struct mk_rings *r, size_t elem, struct mk_gr
     cols = cols >= MK_GPU_TILE_N ? MK_GPU_TILE_N : cols / 8 * 8;
     g->chunk_m = (int32_t)(bands * MK_GPU_TILE_M);
     g->chunk_n = (int32_t)(cols < g->n ? cols : g->n);
-    while (chunks_of(g) < least && (int64_t)g->chunk_m * g->chunk_n * (int64_t)elem >= 65536) {
-        if (g->chunk_m > MK_GPU_TILE_M)
-            g->chunk_m /= 2;
-        else if (g->chunk_n >= 128)
-            g->chunk_n = (g->chunk_n / 2 + 63) / 64 * 64;
-        else
+    const bool whole = g->chunk_n == MK_GPU_TILE_N;
+    for (;;) {
+        const int64_t bytes = (int64_t)g->chunk_m * g->chunk_n * (int64_t)elem, chunks = chunks_of(g);
+        const bool few = chunks < least && bytes >= (far ? 131072 : 65536);
+        const bool large = far && chunks < 2 * least && bytes >= 2 * MESSAGE_BYTES;
+        if ((!few && !large) || !narrow(g))
             break;
     }
     g->bands = g->chunk_m / MK_GPU_TILE_M;
     g->panel_n = g->chunk_n;
-    while (far && g->chunk_n >= MK_GPU_TILE_N && g->panels_log2 < PANELS_LOG2_MAX && chunks_of(g) > held &&
-           chunks_of(g) >= 2 * least && g->chunk_n < g->n && 2ll * g->chunk_m * g->chunk_n <= fit) {
+    while (far && whole && g->panels_log2 < PANELS_LOG2_MAX && g->chunk_n < g->n &&
+           chunks_of(g) >= 2 * least && 2ll * g->chunk_m * g->chunk_n <= fit &&
+           (chunks_of(g) > rings * r->slots[MK_CLASS_SUM] ||
+            (int64_t)g->chunk_m * g->chunk_n * (int64_t)elem < MESSAGE_BYTES)) {
         g->chunk_n *= 2;
         g->panels_log2++;
     }
 }
 
-/* As many pieces as are worth a task of their own (PIECE_BYTES) and have some rows each. */
-static void choose_pieces(size_t elem, struct mk_grid *g)
+void mk_plan_pieces(struct mk_ar *ar, int64_t worth)
 {
-    const int64_t bytes = (int64_t)g->chunk_m * mk_panel_cols(g) * (int64_t)elem;
+    struct mk_grid *g = &ar->grid;
+    const int64_t elem = ar->wire_fp32 ? 4 : (int64_t)mk_elem_bytes(ar->dtype);
+    const int64_t bytes = (int64_t)g->chunk_m * mk_panel_cols(g) * elem;
     int32_t log2 = 0;
-    while (log2 < PIECES_LOG2_MAX && bytes >> (log2 + 1) >= PIECE_BYTES &&
-           g->chunk_m >> (log2 + 1) >= PIECE_ROWS)
+    while (log2 < PIECES_LOG2_MAX && bytes >> (log2 + 1) >= worth && g->chunk_m >> (log2 + 1) >= PIECE_ROWS)
         log2++;
     g->pieces_log2 = g->panels_log2 + log2;
 }
@@ -245,7 +262,7 @@ int mk_plan_build(const struct mk_rings *rings, bool wire_fp32, bool gpu, const 
         choose_chunk_gpu(rings, elem, &ar->grid);
     else if (c->m && c->n)
         choose_chunk(rings, elem, &ar->grid);
-    choose_pieces(elem, &ar->grid);
+    mk_plan_pieces(ar, PIECE_BYTES);
     mk_grid_count(&ar->grid);
     ar->signature = signature(ar, c);
     return 0;

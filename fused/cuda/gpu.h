@@ -68,6 +68,8 @@ int mk_gpu_ready(struct mk_comm *comm);
 void mk_gpu_abort(struct mk_comm *comm, int code);
 /* pair_blocks goes back to the others. */
 void mk_pair_give(struct mk_gpu *gpu);
+/* No communicator that is made now would get blocks there. */
+bool mk_pair_full(int device);
 /* Before the good-bye: waits for launches under way, at most MK_TIMEOUT; then they are aborted. */
 void mk_gpu_drain(struct mk_comm *comm);
 /* Before the network ends: the blocks leave, peers' memory is closed, the ring unpinned. Then the memories go. */

@@ -116,6 +116,7 @@ int mk_pair_gemm(const struct mk_gemm_problem *p, int spare, uint64_t *words, vo
     8 /* that G spares: it loses with each of them, and K needs few while chunks come at the pace of G */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int taken[DEVICES];
+static bool full[DEVICES]; /* the last one that asked got none, and none was given back since */
 
 /* Within a node a block moves so much, and there is a use for more of them; towards other nodes more do not make it faster, and
  * look more often at what the network writes. */
@@ -138,6 +139,7 @@ static int grant(struct mk_comm *comm)
     const bool enough = got >= min_int(want, FEWEST) && got > 0;
     if (enough)
         taken[device] += g->pair_blocks = got;
+    full[device] = !enough;
     pthread_mutex_unlock(&lock);
     if (enough)
         return 0;
@@ -149,10 +151,20 @@ static int grant(struct mk_comm *comm)
 void mk_pair_give(struct mk_gpu *g)
 {
     pthread_mutex_lock(&lock);
-    if (g->pair_blocks)
+    if (g->pair_blocks) {
         taken[g->device] -= g->pair_blocks;
+        full[g->device] = false;
+    }
     g->pair_blocks = 0;
     pthread_mutex_unlock(&lock);
+}
+
+bool mk_pair_full(int device)
+{
+    pthread_mutex_lock(&lock);
+    const bool is = device >= 0 && device < DEVICES && full[device];
+    pthread_mutex_unlock(&lock);
+    return is;
 }
 
 /* Those for which G has left no room wait for its end, and take part in the rest. */
@@ -182,6 +194,13 @@ int mk_pair_load(mk_comm_t comm)
     return err || !comm->settings.verify ? err : mk_pair_check_load();
 }
 
+/* Every block gets two pieces, if these are worth a task. */
+static int64_t piece_bytes(const struct mk_ar *ar)
+{
+    const int64_t part = ar->grid.m * ar->grid.n * 2 / (2 * (int64_t)ar->blocks);
+    return part < 131072 ? 131072 : part > 1048576 ? 1048576 : part;
+}
+
 /* early: K may start while G runs. */
 static int launch(struct mk_comm *comm, const struct mk_gemm_problem *p, struct mk_ar *ar, bool early,
                   void *stream)
@@ -196,6 +215,7 @@ static int launch(struct mk_comm *comm, const struct mk_gemm_problem *p, struct 
         return ret;
     ar->blocks = ar->budget = budget(comm);
     ar->max_helpers = 0;
+    mk_plan_pieces(ar, piece_bytes(ar));
     mk_ar_list_queues(ar);
     q.ar = *ar;
     return mk_cuda_start(comm->gpu->cu, f16 ? MK_IMAGE_PAIR_FP16 : MK_IMAGE_PAIR_BF16,

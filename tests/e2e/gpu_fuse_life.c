@@ -207,7 +207,7 @@ void the_end_waits_for_no_other_rank(void **state)
 
 /* ---- what others may have then ---- */
 
-enum { MANY = 12 };
+enum { MANY = 12, FEW_CALLS = 12 };
 static int many[MANY];
 
 /* Makes communicators until there are no blocks for one more; how many there are. */
@@ -233,7 +233,12 @@ void blocks_go_back_at_once(void **state)
     same_as_before();
     const int n = fill(0);
     assert_in_range(n, 3, MANY - 2);
-    const long memory = counts->memory;
+    const long memory = counts->memory, before = counts->calls;
+    assert_int_equal(prepared(&many[n], 89, 1), MK_ERR_UNSUPPORTED);
+    destroyed(&many[n]);
+    assert_in_range(counts->calls - before, 1,
+                    FEW_CALLS); /* events; nothing is made that could not be used */
+    assert_int_equal(counts->memory, memory);
     ops->off(&many[0], 49); /* one that had the handle before */
     assert_int_equal(ops->prepare(&many[0], NULL, 50, 0, 1), 0);
     ops->off(&many[0], 50);
