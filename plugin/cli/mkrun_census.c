@@ -8,8 +8,9 @@
  * with fewer.
  *
  * Blocks of a rank: MK_BLOCKS if it is set; else as many SMs as its share shows, at most the GPU's SMs / its ranks (the
- * shares of MPS are rounded up), and no more than were resident. They are given to the ranks as MK_BLOCKS. Which GPU a rank takes is its program's
- * choice; here as our own programs choose: the number of the rank, modulo that of the GPUs.
+ * shares of MPS are rounded up), and no more than were resident: where they were not all, there is another round with fewer,
+ * which may not all be there either (66, 63, 62 of an H200). They are given to the ranks as MK_BLOCKS. Which GPU a rank
+ * takes is its program's choice; here as our own programs choose: the number of the rank, modulo that of the GPUs.
  *
  * mkrun itself never touches CUDA: it forks, and reads shared memory. */
 #include "cli.h"
@@ -103,6 +104,8 @@ static int blocks_of(const struct mkrun *r, const struct census *c, int rank, in
     const int sharers = (r->nranks - gpu + c->gpus - 1) / c->gpus, share = c->total[gpu] / sharers;
     if (r->settings.blocks > 0)
         return r->settings.blocks < seen ? (int)r->settings.blocks : seen;
+    if (r->ranks[rank].blocks) /* of the round before */
+        return r->ranks[rank].blocks;
     return share < seen ? share : seen;
 }
 
@@ -192,21 +195,36 @@ static void count(const struct mkrun *r, const struct census *c, struct counted 
 }
 
 /* Not all blocks were there at once. A rank some of whose blocks come late is slower than its peers, which wait for it; so
- * unless the user chose their number each rank gets an equal part of those that were there on its GPU. */
-static void shrink(struct mkrun *r, const struct census *c, const struct counted *n)
+ * unless the user chose their number each rank gets an equal part of those that were there on its GPU. true: it did. */
+static bool shrink(struct mkrun *r, const struct census *c, const struct counted *n)
 {
     const char *chosen = mk_env("MK_BLOCKS");
-    const bool mine = !chosen || !*chosen;
-    for (int rank = 0; rank < r->nranks && mine; rank++) {
+    if (chosen && *chosen)
+        return false;
+    for (int rank = 0; rank < r->nranks; rank++) {
         int here = 0, sharers = 0;
         for (int other = rank % c->gpus; other < r->nranks; other += c->gpus, sharers++)
             here += n->here[other];
         if (r->ranks[rank].blocks > here / sharers)
             r->ranks[rank].blocks = here / sharers;
     }
-    if (!r->quiet)
-        mk_cli_say("--gpus-shared: %d of the ranks' %d blocks were resident at once; %s", n->all, n->total,
-                   mine ? "each rank gets its part of these" : "the others wait for these to leave");
+    return true;
+}
+
+static void say_shrunk(const struct mkrun *r, const struct counted *first, bool shrunk)
+{
+    int least = r->ranks[0].blocks, most = least;
+    for (int rank = 1; rank < r->nranks; rank++) {
+        least = r->ranks[rank].blocks < least ? r->ranks[rank].blocks : least;
+        most = r->ranks[rank].blocks > most ? r->ranks[rank].blocks : most;
+    }
+    if (!shrunk)
+        mk_cli_say("--gpus-shared: %d of the ranks' %d blocks were resident at once; the others wait for "
+                   "these to leave",
+                   first->all, first->total);
+    else
+        mk_cli_say("--gpus-shared: %d of the ranks' %d blocks were resident at once; each rank gets %d%s",
+                   first->all, first->total, least, most > least ? ", or some more" : "");
 }
 
 static int judge(struct mkrun *r, const struct census *c, const struct counted *n)
@@ -230,21 +248,15 @@ static int judge(struct mkrun *r, const struct census *c, const struct counted *
         }
         r->ranks[rank].blocks = blocks;
     }
-    if (n->all < n->total)
-        shrink(r, c, n);
     return 0;
 }
 
-int mkrun_census(struct mkrun *r)
+/* *again: some were not there, and the ranks' numbers are smaller now. */
+static int take(struct mkrun *r, struct counted *n, bool *again)
 {
     pid_t pid[RANKS + 1];
-    struct counted n;
     int waited = 0, counting = 0;
-    memset(&n, 0, sizeof(n));
-    if (r->nranks > RANKS) {
-        mk_cli_say("--gpus-shared: %d ranks are more than %d", r->nranks, RANKS);
-        return MK_EXIT_USAGE;
-    }
+    memset(n, 0, sizeof(*n));
     struct census *c = mmap(NULL, sizeof(*c), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (c == MAP_FAILED) {
         mk_cli_say("--gpus-shared: %s", strerror(errno));
@@ -253,14 +265,15 @@ int mkrun_census(struct mkrun *r)
     for (int i = 0; i <= r->nranks; i++)
         pid[i] = start(r, c, i - 1);
     while (waited < START_MS && counting < COUNT_MS) {
-        count(r, c, &n);
-        if (n.failed >= 0 || (n.total && n.all == n.total))
+        count(r, c, n);
+        if (n->failed >= 0 || (n->total && n->all == n->total))
             break;
         poll(NULL, 0, 1);
         waited++;
-        counting += n.total > 0;
+        counting += n->total > 0;
     }
-    const int ret = judge(r, c, &n);
+    const int ret = judge(r, c, n);
+    *again = !ret && n->all < n->total && shrink(r, c, n);
     __atomic_store_n(&c->go, 1, __ATOMIC_RELEASE);
     for (int i = 0; i <= r->nranks; i++) {
         for (int ms = 0; pid[i] > 0 && !waitpid(pid[i], NULL, WNOHANG); ms++) {
@@ -270,6 +283,25 @@ int mkrun_census(struct mkrun *r)
         }
     }
     munmap(c, sizeof(*c));
+    return ret;
+}
+
+#define ROUNDS 4
+
+int mkrun_census(struct mkrun *r)
+{
+    struct counted first, n;
+    bool again = false;
+    if (r->nranks > RANKS) {
+        mk_cli_say("--gpus-shared: %d ranks are more than %d", r->nranks, RANKS);
+        return MK_EXIT_USAGE;
+    }
+    int ret = take(r, &first, &again);
+    const bool shrunk = again;
+    for (int i = 1; i < ROUNDS && !ret && again; i++)
+        ret = take(r, &n, &again);
+    if (!ret && first.all < first.total && !r->quiet)
+        say_shrunk(r, &first, shrunk);
     return ret;
 }
 #else

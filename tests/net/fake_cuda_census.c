@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
 /* The stand-in's one kernel: that of mkrun's census. FAKE_RESIDENT of its blocks are on the GPU at once (unset: all),
- * the others never come; FAKE_LAUNCH_ERROR: what a launch returns. */
+ * the others never come; FAKE_FIT: of a larger grid two never come; FAKE_LAUNCH_ERROR: what a launch returns. */
 #include "mk/cuda.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,7 +46,10 @@ int launch(const struct mk_cu_launch *config, void *function, void **params, voi
     (void)extra;
     if (error || strcmp(function, "mk_census"))
         return error ? atoi(error) : 801;
-    const uint32_t n = resident ? (uint32_t)atoi(resident) : config->grid[0];
+    const char *fit = getenv("FAKE_FIT");
+    const uint32_t n = resident                                       ? (uint32_t)atoi(resident)
+                       : fit && config->grid[0] > (uint32_t)atoi(fit) ? config->grid[0] - 2
+                                                                      : config->grid[0];
     for (uint32_t b = 0; b < config->grid[0] && b < n; b++)
         __atomic_store_n((uint32_t *)(uintptr_t)a->sm + b, b + 1, __ATOMIC_RELAXED);
     return 0;
