@@ -163,8 +163,8 @@ int mk_plan_check_facts(const struct mk_gemm_call *call, bool gpu);
 int mk_plan_build(const struct mk_rings *rings, bool wire_fp32, bool gpu, const struct mk_gemm_call *call,
                   struct mk_ar *ar);
 
-/* Pieces of a chunk: as many as have `worth` bytes, each some rows of a panel. mk_plan_build has done so for a launch that
- * also computes. */
+/* Tasks on a chunk: as many as have `worth` bytes, each some rows of a panel; between nodes less
+ * in the first and last chunks of a queue. mk_plan_build has done so for a launch that also computes. */
 void mk_plan_pieces(struct mk_ar *ar, int64_t worth);
 
 /* learn.c */

@@ -7,6 +7,10 @@
 #include <string.h>
 
 #define PIECE_BYTES 1048576 /* a task on half of it costs a GPU 20 us, 9 of them whatever its size */
+#define EDGE_BYTES                                                                                           \
+    524288 /* between nodes, where a queue begins (so many chunks) and ends: T_comm 1494 -> 1470 us */
+#define EDGE_FIRST 1
+#define EDGE_LAST 2
 #define MESSAGE_BYTES                                                                                        \
     1048576 /* between nodes: 8 MiB take 306, 272, 285 us in messages of 512 KiB, 1 MiB, 2 MiB */
 #define PIECE_ROWS 8
@@ -198,15 +202,26 @@ static void choose_chunk_gpu(const struct mk_rings *r, size_t elem, struct mk_gr
     }
 }
 
-void mk_plan_pieces(struct mk_ar *ar, int64_t worth)
+/* How often a panel can be halved into pieces of `worth` bytes or more. */
+static int32_t halves(const struct mk_grid *g, int64_t elem, int64_t worth)
 {
-    struct mk_grid *g = &ar->grid;
-    const int64_t elem = ar->wire_fp32 ? 4 : (int64_t)mk_elem_bytes(ar->dtype);
     const int64_t bytes = (int64_t)g->chunk_m * mk_panel_cols(g) * elem;
     int32_t log2 = 0;
     while (log2 < PIECES_LOG2_MAX && bytes >> (log2 + 1) >= worth && g->chunk_m >> (log2 + 1) >= PIECE_ROWS)
         log2++;
-    g->pieces_log2 = g->panels_log2 + log2;
+    return log2;
+}
+
+void mk_plan_pieces(struct mk_ar *ar, int64_t worth)
+{
+    struct mk_grid *g = &ar->grid;
+    const int64_t elem = ar->wire_fp32 ? 4 : (int64_t)mk_elem_bytes(ar->dtype);
+    const int64_t edge = ar->rings.topo.nnodes > 1 && worth > EDGE_BYTES ? EDGE_BYTES : worth;
+    const int32_t fine = halves(g, elem, edge);
+    g->pieces_log2 = g->panels_log2 + fine;
+    g->span_log2 = fine - halves(g, elem, worth);
+    g->edge_first = g->span_log2 ? EDGE_FIRST : 0;
+    g->edge_last = g->span_log2 ? EDGE_LAST : 0;
 }
 
 static uint64_t mix(uint64_t h, uint64_t v)

@@ -37,8 +37,7 @@ static bool missing(struct mk_comm *comm, const struct mk_ar *ar, const struct m
             return false;
         }
     }
-    if (mk_ar_reads_tiles(ar, t->kind) && mk_ar_has_tiles(ar) &&
-        !mk_ar_tiles_ready(ar, blk, t, 0, 1)) {
+    if (mk_ar_reads_tiles(ar, t->kind) && mk_ar_has_tiles(ar) && !mk_ar_tiles_ready(ar, blk, t, 0, 1)) {
         snprintf(text, size, "tiles of chunk %u, which this rank computes", t->chunk);
         return false;
     }
@@ -73,10 +72,11 @@ bool mk_stuck_describe(struct mk_comm *comm, const struct mk_ar *ar, const struc
             if (fan != '1' && p == self)
                 continue;
             const uint32_t head = mk_count_read(&comm->state->queue[order[i]][p], blk->tag);
-            if (head >= mk_ar_items(ar, order[i], p))
+            const uint32_t items = mk_ar_items(ar, order[i], p);
+            if (head >= items)
                 continue;
             struct mk_task t;
-            mk_ar_locate(ar, order[i], p, head, &t);
+            mk_ar_locate(ar, order[i], p, head, items, &t);
             if (mk_ar_ready(ar, blk, &t))
                 continue;
             absent = missing(comm, ar, blk, &t, what, sizeof(what));

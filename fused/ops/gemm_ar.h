@@ -124,13 +124,14 @@ struct mk_ar {
 
 struct mk_task {
     int32_t kind;
-    int32_t peer;    /* local rank or node of the queue; 0 where there is one queue */
-    uint32_t number; /* within the queue */
-    uint32_t item;   /* the same, pieces of a chunk being one */
-    uint32_t piece;  /* of the chunk */
-    uint32_t chunk;  /* or tile */
-    uint32_t owned;  /* number among the chunks of the chunk's local owner */
-    uint64_t seen;   /* the queue's word when the task was looked at */
+    int32_t peer;           /* local rank or node of the queue; 0 where there is one queue */
+    uint32_t number;        /* within the queue */
+    uint32_t items;         /* of the queue (mk_ar_items) */
+    uint32_t item;          /* the number, tasks of a chunk being one */
+    uint16_t piece, pieces; /* of the chunk, the first of so many */
+    uint32_t chunk;         /* or tile */
+    uint32_t owned;         /* number among the chunks of the chunk's local owner */
+    uint64_t seen;          /* the queue's word when the task was looked at */
 };
 
 /* The payload part of a task on a chunk; the tile side does it in one function (mk_tile_op), so that the machine code
@@ -213,7 +214,12 @@ MK_DEV uint32_t mk_ar_things(const struct mk_ar *ar, int kind, int32_t peer)
 /* How many tasks it hands out. */
 MK_DEV uint32_t mk_ar_items(const struct mk_ar *ar, int kind, int32_t peer)
 {
-    return mk_ar_things(ar, kind, peer) << (mk_ar_on_chunks(kind) ? ar->grid.pieces_log2 : 0);
+    const struct mk_grid *g = &ar->grid;
+    const uint32_t n = mk_ar_things(ar, kind, peer);
+    if (!mk_ar_on_chunks(kind))
+        return n;
+    const uint32_t edges = (uint32_t)(g->edge_first + g->edge_last), fine = n < edges ? n : edges;
+    return (fine << g->pieces_log2) + ((n - fine) << (g->pieces_log2 - g->span_log2));
 }
 /* Which peers the queues of a kind have: 'l' the other local ranks, 'n' the other nodes, '1' a single queue. */
 MK_DEV char mk_ar_fan(int kind)
@@ -234,18 +240,38 @@ MK_DEV char mk_ar_fan(int kind)
     }
 }
 
-/* Node owner matters for D > 2 only: item j of node owner e is owned chunk e + D*j. */
-MK_DEV void mk_ar_locate(const struct mk_ar *ar, int kind, int32_t peer, uint32_t number,
+/* Task `number` of a queue of `items`. Node owner matters for D > 2 only: item j of node owner e is owned chunk e + D*j. */
+MK_DEV void mk_ar_locate(const struct mk_ar *ar, int kind, int32_t peer, uint32_t number, uint32_t items,
                          struct mk_task *task)
 {
     const struct mk_topo *t = &ar->rings.topo;
-    const int32_t log2 = mk_ar_on_chunks(kind) ? ar->grid.pieces_log2 : 0;
-    const uint32_t item = number >> log2;
+    const struct mk_grid *g = &ar->grid;
+    uint32_t log2 = 0, span = 0, before = 0,
+             from = 0; /* tasks of a chunk; chunks and tasks before this stretch */
+    if (mk_ar_on_chunks(kind)) {
+        const uint32_t fine = (uint32_t)g->pieces_log2, coarse = fine - (uint32_t)g->span_log2;
+        const uint32_t first = (uint32_t)g->edge_first << fine, last = (uint32_t)g->edge_last << fine;
+        log2 = fine;
+        if (items > first + last && number >= first) {
+            before = (uint32_t)g->edge_first;
+            from = first;
+            if (number < items - last) {
+                span = (uint32_t)g->span_log2;
+                log2 = coarse;
+            } else {
+                before += (items - last - first) >> coarse;
+                from = items - last;
+            }
+        }
+    }
+    const uint32_t item = before + ((number - from) >> log2);
     task->kind = kind;
     task->peer = peer;
     task->number = number;
+    task->items = items;
     task->item = item;
-    task->piece = number - (item << log2);
+    task->piece = (uint16_t)((number - from - ((item - before) << log2)) << span);
+    task->pieces = (uint16_t)(1u << span);
     task->owned = item;
     task->chunk = item;
     if (kind == MK_AR_TILE)

@@ -186,7 +186,7 @@ MK_DEV uint64_t mk_ar_op(const struct mk_ar *ar, const struct mk_task *t, struct
     const struct mk_topo *tp = &ar->rings.topo;
     uint64_t p = 0;
     op->r = mk_chunk_rect(&ar->grid, t->chunk);
-    op->skip = mk_piece_rect(&ar->grid, t->piece, &op->r);
+    op->skip = mk_piece_rect(&ar->grid, t->piece, t->pieces, &op->r);
     op->sum = MK_OP_COPY;
     op->wire = op->to_c = op->to_peers = op->to_result = 0;
     op->from = (const uint8_t *)0;
@@ -260,7 +260,7 @@ MK_DEV bool mk_ar_last_piece(const struct mk_ar *ar, const struct mk_task *t, ui
                     : r->topo.nnodes > 1      ? MK_CLASS_SUM
                                               : MK_CLASS_PARTIAL;
     uint64_t *word = &ar->state->pieces[kind][t->peer][mk_slot_of(r->slots[cls], p)];
-    return mk_count_add(word, (uint32_t)p, 1) + 1 == 1u << log2;
+    return mk_count_add(word, (uint32_t)p, t->pieces) + (uint32_t)t->pieces == 1u << log2;
 }
 /* One lane: what others wait for after a chunk task. p: of mk_ar_op. */
 MK_DEV void mk_ar_post_chunk(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_op *op,

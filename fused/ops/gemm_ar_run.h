@@ -56,7 +56,7 @@ MK_DEV bool mk_ar_headers_match(const struct mk_ar *ar, const struct mk_ar_block
     return mk_count_peek(&ar->state->headers, blk->tag) == mk_ar_direct_peers(ar);
 }
 
-/* All tiles that touch the task's piece are in C: those numbered from, from + step, ... */
+/* All tiles that touch the task's pieces are in C: those numbered from, from + step, ... */
 MK_DEV bool mk_ar_tiles_ready(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_task *t,
                               uint32_t from, uint32_t step)
 {
@@ -69,8 +69,9 @@ MK_DEV bool mk_ar_tiles_ready(const struct mk_ar *ar, const struct mk_ar_block *
     const uint32_t row = chunk_row + (uint32_t)mk_piece_row(g, t->piece),
                    col = chunk_col + (uint32_t)mk_piece_col(g, t->piece);
     if (row >= end || col >= n)
-        return true; /* a piece without rows */
-    const uint32_t row1 = end - row < (uint32_t)mk_piece_rows(g) ? end : row + (uint32_t)mk_piece_rows(g),
+        return true; /* pieces without rows */
+    const uint32_t high = (uint32_t)t->pieces * (uint32_t)mk_piece_rows(g);
+    const uint32_t row1 = end - row < high ? end : row + high,
                    col1 = n - col < (uint32_t)mk_panel_cols(g) ? n : col + (uint32_t)mk_panel_cols(g);
     const uint32_t r0 = mk_div_by(row, g->tile_m, g->tile_m_log2),
                    c0 = mk_div_by(col, g->tile_n, g->tile_n_log2),
@@ -202,17 +203,17 @@ MK_DEV int mk_ar_look(const struct mk_ar *ar, const struct mk_ar_block *blk, int
         if (head >= items)
             return -1;
         const uint32_t ahead = items - head < window ? items - head : window;
-        mk_ar_locate(ar, kind, peer, head + (mine < ahead ? mine : 0), &own);
+        mk_ar_locate(ar, kind, peer, head + (mine < ahead ? mine : 0), items, &own);
         const bool ready = mk_ar_headers_over(ar, blk, kind) &
                            mk_ar_ready_part(ar, blk, &own, mk_warp_lane() % lanes, lanes);
         const uint32_t n = mk_warp_prefix(mine >= ahead || ready, lanes);
         if (n) {
             mk_peeked();
-            mk_ar_locate(ar, kind, peer, head, t);
+            mk_ar_locate(ar, kind, peer, head, items, t);
             t->seen = seen;
             return (int)(n < ahead ? n : ahead);
         }
-        mk_ar_locate(ar, kind, peer, head, t);
+        mk_ar_locate(ar, kind, peer, head, items, t);
         if (MK_LOOKS_ON)
             return 0;
         const uint64_t now = mk_peek_gpu_u64(word);
@@ -231,7 +232,7 @@ MK_DEV bool mk_ar_claim_tile_seen(const struct mk_ar *ar, struct mk_ar_block *bl
     const uint32_t item = mk_count_take(&ar->state->queue[MK_AR_TILE][0], blk->tag, seen);
     if (item >= items)
         return false;
-    mk_ar_locate(ar, MK_AR_TILE, 0, item, &blk->task);
+    mk_ar_locate(ar, MK_AR_TILE, 0, item, items, &blk->task);
     blk->tiles++;
     return true;
 }
@@ -248,7 +249,7 @@ MK_DEV bool mk_ar_claim(const struct mk_ar *ar, struct mk_ar_block *blk, const s
     MK_ROLLED
     while (number < t->number + (uint32_t)n) {
         if (mk_count_claim(word, blk->tag, number, seen)) {
-            mk_ar_locate(ar, t->kind, t->peer, number, &blk->task);
+            mk_ar_locate(ar, t->kind, t->peer, number, t->items, &blk->task);
             return true;
         }
         seen = mk_peek_gpu_u64(word);

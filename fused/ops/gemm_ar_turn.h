@@ -14,14 +14,15 @@ MK_DEV struct mk_ar_ctl *mk_ar_control(const struct mk_ar *ar)
     return ar->control ? &ar->state->control[ar->control - 1] : (struct mk_ar_ctl *)0;
 }
 
-/* Tasks of computation that end before the first piece can be ready: its last tile in the order of COMPUTE, and all
+/* Tasks of computation that end before the first task of communication can be ready: its last tile in the order of COMPUTE, and all
  * before that. */
 MK_DEV uint32_t mk_ar_first_ready(const struct mk_ar *ar)
 {
     const struct mk_grid *g = &ar->grid;
     if (!mk_ar_items(ar, MK_AR_TILE, 0))
         return 0;
-    const int64_t rows = g->m < mk_piece_rows(g) ? g->m : mk_piece_rows(g),
+    const int64_t high = (int64_t)mk_piece_rows(g) << (g->edge_first ? 0 : g->span_log2);
+    const int64_t most = high < g->chunk_m ? high : g->chunk_m, rows = g->m < most ? g->m : most,
                   cols = g->n < mk_panel_cols(g) ? g->n : mk_panel_cols(g);
     const uint32_t row = mk_div_up(rows, g->tile_m) - 1, col = mk_div_up(cols, g->tile_n) - 1;
     const uint32_t group = g->bands > 1 ? (uint32_t)g->bands : 1, first = row / group * group;
@@ -155,7 +156,7 @@ MK_DEV void mk_ar_ctl_sample(const struct mk_ar *ar, const struct mk_ar_block *b
     s->off = off - c->base.off;
     s->bytes = (uint64_t)s->done[MK_CTL_COMM] * (uint32_t)g->chunk_m * (uint32_t)g->chunk_n *
                    mk_elem_bytes(ar->dtype) >>
-               g->pieces_log2; /* chunks at the edges count as whole ones */
+               (g->pieces_log2 - g->span_log2); /* chunks at the edges count as whole ones */
     s->units = mk_count_of(came, blk->tag);
 }
 /* A step, if one is due and nobody else is at it. Returns the target's word. */

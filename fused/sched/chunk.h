@@ -11,7 +11,9 @@
  * A chunk is sent as one message. In it stands panel after panel: panel_n columns of its rows, row by row (one panel: the
  * chunk is a matrix of its own). It is worked on in pieces, each some rows of a panel, by as many blocks: a message as
  * large as the NIC likes would take one block so long that the first arrives late, and out of turn; and no box of the copy
- * engine is wider than a panel. Panels are the same on all ranks, the rows of a piece are each rank's own affair. */
+ * engine is wider than a panel. Where a queue begins and ends many blocks share a chunk, so that its message leaves and its
+ * result comes sooner; in between a task is larger, since it costs something besides its bytes. Panels are the same on all
+ * ranks, the rows of a piece and how many are a task are each rank's own affair. */
 #pragma once
 #include "sched/rings.h"
 
@@ -22,7 +24,9 @@ struct mk_grid {
     int32_t bands;       /* row bands of tiles that COMPUTE has open at a time; 0 is 1 */
     int32_t panels_log2; /* of a chunk; its last ones may have no columns */
     int32_t panel_n;     /* columns of a panel where there are several; chunk_n is a multiple */
-    int32_t pieces_log2; /* a chunk is worked on in so many pieces, no fewer than panels */
+    int32_t pieces_log2; /* a chunk has so many pieces, no fewer than panels */
+    /* A task is so many pieces of a panel, but a single one in the first and last chunks of a queue. */
+    int32_t span_log2, edge_first, edge_last;
     /* counts, from the above by mk_grid_count: divisions are dear for one lane of a GPU */
     uint32_t tile_rows, tile_cols, chunk_rows, chunk_cols;
     int32_t tile_m_log2, tile_n_log2; /* -1: no power of two */
@@ -113,11 +117,12 @@ MK_DEV int32_t mk_piece_col(const struct mk_grid *g, uint32_t piece)
 {
     return (int32_t)(piece >> (g->pieces_log2 - g->panels_log2)) * g->panel_n;
 }
-/* Makes of a chunk's rectangle that of its piece number `piece`, which has no rows where the matrix ended before. Returns
- * how many elements of the chunk come before it. */
-MK_DEV uint32_t mk_piece_rect(const struct mk_grid *g, uint32_t piece, struct mk_rect *r)
+/* Makes of a chunk's rectangle that of `n` of its pieces, of one panel, from number `piece` on; it has no rows where the
+ * matrix ended before. Returns how many elements of the chunk come before it. */
+MK_DEV uint32_t mk_piece_rect(const struct mk_grid *g, uint32_t piece, uint32_t n, struct mk_rect *r)
 {
-    const int32_t most = mk_piece_rows(g), above = mk_piece_row(g, piece), aside = mk_piece_col(g, piece);
+    const int32_t most = (int32_t)n * mk_piece_rows(g), above = mk_piece_row(g, piece),
+                  aside = mk_piece_col(g, piece);
     const int32_t all_rows = r->rows,
                   cols = r->cols - aside < mk_panel_cols(g) ? r->cols - aside : mk_panel_cols(g);
     const int32_t rows = all_rows - above < most ? all_rows - above : most;

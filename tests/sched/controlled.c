@@ -336,15 +336,19 @@ static void first_piece_that_can_be_ready(void **state)
         g->panels_log2 = (int32_t)(world_rand(&rng) % 3);
         g->panel_n = g->chunk_n;
         g->chunk_n <<= g->panels_log2;
-        g->pieces_log2 = g->panels_log2 + (int32_t)(world_rand(&rng) % 3);
+        const int32_t rows = (int32_t)(world_rand(&rng) % 3);
+        g->pieces_log2 = g->panels_log2 + rows;
+        g->span_log2 = (int32_t)(world_rand(&rng) % (uint64_t)(rows + 1));
+        g->edge_first = (int32_t)(world_rand(&rng) % 2);
         mk_grid_count(g);
         ar.rings.topo.nnodes = 2;
         ar.rings.topo.nlocal = 1;
         uint32_t best = UINT32_MAX;
-        for (uint32_t p = 0; p < mk_chunks(g) << g->pieces_log2; p++) {
+        const uint32_t span = g->edge_first ? 1 : 1u << g->span_log2;
+        for (uint32_t p = 0; p < mk_chunks(g) << g->pieces_log2; p += span) {
             struct mk_rect r = mk_chunk_rect(g, p >> g->pieces_log2);
             uint32_t last = 0;
-            mk_piece_rect(g, p & ((1u << g->pieces_log2) - 1), &r);
+            mk_piece_rect(g, p & ((1u << g->pieces_log2) - 1), span, &r);
             if (!r.rows)
                 continue;
             for (uint32_t at = 0; at < mk_tiles(g); at++) {

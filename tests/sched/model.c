@@ -15,7 +15,7 @@ static const int topologies[][2] = {{2, 1}, {1, 3}, {2, 2}, {3, 1}, {4, 1}, {3, 
 #define NTOPO ((int)(sizeof(topologies) / sizeof(topologies[0])))
 
 /* Small tiles and chunks whose borders do not meet; 1, 2 or 4 panels a chunk, and of a panel as many pieces, on each rank as
- * it likes. */
+ * it likes, of which a task takes some. */
 static void small_grid(struct world *w, uint64_t seed)
 {
     for (int i = 0; i < w->n; i++) {
@@ -25,7 +25,11 @@ static void small_grid(struct world *w, uint64_t seed)
         w->r[i].ar.grid.chunk_n = 16;
         w->r[i].ar.grid.panels_log2 = (int32_t)(seed / 2 % 3);
         w->r[i].ar.grid.panel_n = 16 >> w->r[i].ar.grid.panels_log2;
-        w->r[i].ar.grid.pieces_log2 = w->r[i].ar.grid.panels_log2 + (int32_t)((seed / 6 + (uint64_t)i) % 3);
+        const int32_t rows = (int32_t)((seed / 6 + (uint64_t)i) % 3);
+        w->r[i].ar.grid.pieces_log2 = w->r[i].ar.grid.panels_log2 + rows;
+        w->r[i].ar.grid.span_log2 = (int32_t)((seed / 5 + (uint64_t)i) % (uint64_t)(rows + 1));
+        w->r[i].ar.grid.edge_first = (int32_t)(seed / 7 % 3);
+        w->r[i].ar.grid.edge_last = (int32_t)(seed / 3 % 3);
         mk_grid_count(&w->r[i].ar.grid);
     }
 }

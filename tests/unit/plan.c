@@ -87,7 +87,7 @@ static void pieces_fill(const struct mk_grid *g, const struct mk_rect *chunk)
     int32_t last_col = chunk->col, last_row = chunk->row;
     for (uint32_t i = 0; i < 1u << g->pieces_log2; i++) {
         struct mk_rect r = *chunk;
-        const uint32_t skip = mk_piece_rect(g, i, &r);
+        const uint32_t skip = mk_piece_rect(g, i, 1, &r);
         if (!r.rows)
             continue;
         assert_int_equal(skip, at);
@@ -145,6 +145,79 @@ static void chunks_cover_the_matrix(void **state)
                 assert_true(ar.signature != other.signature);
             }
     }
+}
+
+/* On GPUs between nodes: few rows make messages of 1 MiB, or four to a ring, and the slots hold them all. */
+static void few_rows_make_large_messages(void **state)
+{
+    static const struct {
+        int d, g;
+        int64_t m, n;
+        uint32_t chunks;
+        int32_t rows, cols, panels;
+    } is[] = {
+        {2, 1, 128, 8192, 4, 128, 2048, 8},   {2, 1, 512, 8192, 8, 512, 1024, 4},
+        {2, 1, 2048, 8192, 16, 2048, 512, 2}, {2, 1, 4096, 8192, 32, 4096, 256, 1},
+        {2, 1, 16384, 256, 8, 2048, 256, 1}, /* K's view of 8 MiB */
+        {2, 1, 4096, 256, 4, 1024, 256, 1},   {2, 1, 128, 512, 2, 128, 256, 1},
+        {1, 2, 128, 8192, 32, 128, 256, 1}, /* within a node nobody pays for messages */
+        {1, 2, 2048, 8192, 32, 2048, 256, 1},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof(is) / sizeof(is[0]); i++) {
+        const struct mk_topo topo = {is[i].d, is[i].g, 0, 0};
+        struct mk_gemm_call c = good();
+        struct mk_rings r;
+        struct mk_ar ar;
+        c.m = is[i].m;
+        c.n = is[i].n;
+        c.dtype = MK_BFLOAT16;
+        assert_int_equal(mk_rings_build(&topo, 64 << 20, 2 << 20, &r), 0);
+        assert_int_equal(mk_plan_build(&r, false, true, &c, &ar), 0);
+        assert_int_equal(mk_chunks(&ar.grid), is[i].chunks);
+        assert_int_equal(ar.grid.chunk_m, is[i].rows);
+        assert_int_equal(ar.grid.chunk_n, is[i].cols);
+        assert_int_equal(1 << ar.grid.panels_log2, is[i].panels);
+        assert_int_equal(mk_panel_cols(&ar.grid) << ar.grid.panels_log2, ar.grid.chunk_n);
+    }
+}
+
+/* The tasks of a queue take every piece of every chunk once, in order, and none of two panels. */
+static void tasks_take_all_pieces(void **state)
+{
+    (void)state;
+    struct mk_ar ar;
+    memset(&ar, 0, sizeof(ar));
+    ar.rings.topo = (struct mk_topo){2, 1, 0, 0};
+    ar.grid.m = 4;
+    ar.grid.chunk_m = ar.grid.tile_m = 4;
+    ar.grid.chunk_n = ar.grid.tile_n = 8;
+    for (int panels = 0; panels < 3; panels++)
+        for (int rows = 0; rows < 4; rows++)
+            for (int span = 0; span <= rows; span++)
+                for (int edges = 0; edges < 9; edges++)
+                    for (int chunks = 0; chunks < 8; chunks++) {
+                        struct mk_task t;
+                        uint32_t next = 0;
+                        ar.grid.panels_log2 = panels;
+                        ar.grid.pieces_log2 = panels + rows;
+                        ar.grid.span_log2 = span;
+                        ar.grid.edge_first = edges % 3;
+                        ar.grid.edge_last = edges / 3;
+                        ar.grid.n = 8 * chunks;
+                        mk_grid_count(&ar.grid);
+                        const uint32_t items = mk_ar_items(&ar, MK_AR_SUM, 1), fine = 1u << (panels + rows);
+                        for (uint32_t i = 0; i < items; i++) {
+                            mk_ar_locate(&ar, MK_AR_SUM, 1, i, items, &t);
+                            assert_int_equal(t.item * fine + t.piece, next);
+                            assert_int_equal(t.piece >> rows, (t.piece + t.pieces - 1) >> rows);
+                            const bool edge =
+                                (int)t.item < ar.grid.edge_first || (int)t.item >= chunks - ar.grid.edge_last;
+                            assert_int_equal(t.pieces, edge ? 1 : 1 << span);
+                            next += t.pieces;
+                        }
+                        assert_int_equal(next, (uint32_t)chunks * fine);
+                    }
 }
 
 static void owners_share_all_chunks(void **state)
@@ -261,6 +334,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bad_arguments),
         cmocka_unit_test(chunks_cover_the_matrix),
+        cmocka_unit_test(few_rows_make_large_messages),
+        cmocka_unit_test(tasks_take_all_pieces),
         cmocka_unit_test(owners_share_all_chunks),
         cmocka_unit_test(rings_do_not_overlap),
         cmocka_unit_test(a_workspace_can_be_too_small),
