@@ -14,9 +14,13 @@ MK_DEV bool mk_ar_needs(const struct mk_ar *ar, int node_level, int32_t peer)
     for (int cls = first; cls < first + 3; cls++) {
         const uint32_t in = mk_ar_count_in(ar, cls, peer), out = mk_ar_count_out(ar, cls, peer);
         MK_ROLLED
-        for (uint32_t i = in > r->slots[cls] ? in - r->slots[cls] : 0; i < in; i++)
-            if (!mk_ar_arrived(ar, cls, peer, i))
+        for (uint32_t i = in > r->slots[cls] ? in - r->slots[cls] : 0; i < in; i++) {
+            /* or later: a peer that has finished this launch sends for the next one into slots that were given back */
+            const uint64_t p = mk_ar_pos_in(ar, cls, peer, i);
+            const uint32_t flag = mk_flag_note(r, cls, mk_class_self(&r->topo, cls), peer, p);
+            if (mk_poll_sys(mk_ar_note(mk_ar_words(ar, cls), r, flag)) < p + 1)
                 return true;
+        }
         const uint32_t credit = mk_credit_note(r, cls, mk_class_self(&r->topo, cls), peer);
         if (out &&
             mk_poll_sys(mk_ar_note(mk_ar_words(ar, cls), r, credit)) <= mk_ar_pos_out(ar, cls, peer, out - 1))

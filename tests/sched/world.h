@@ -41,7 +41,8 @@ struct world_rank {
     int64_t k, lda, ldb, ldc;
     void *a, *b, *c;
     int seen_mismatch;
-    int first_left; /* with late; __atomic */
+    struct world_queued *queued; /* calls of world_run_queued */
+    int first_left;              /* with late; __atomic */
 };
 
 struct world {
@@ -51,7 +52,8 @@ struct world {
     int delays;       /* blocks and wires sleep now and then */
     int lose_credits; /* the wire drops every n-th credit; 0: none */
     int control;      /* enum world_control */
-    int late;         /* of each rank one block comes alone, the others when it has left */
+    int nqueued;
+    int late; /* of each rank one block comes alone, the others when it has left */
     int (*next)(const struct mk_ar *ar, struct mk_ar_block *blk); /* of threads; NULL: mk_ar_next */
     uint64_t patience_ns;
     uint64_t seed;
@@ -73,8 +75,17 @@ int world_prepare(struct world *w, const struct world_call *c);
 int world_run_threads(struct world *w);
 /* Runs it step by step; 0, or 1 for a deadlock. */
 int world_run_steps(struct world *w);
+/* The prepared call is the next one of each rank; world_prepare may then be called again. */
+void world_queue(struct world *w);
+/* Runs the queued calls step by step, each rank its own as fast as it can: some are in a call while others are still in the
+ * one before. After a mismatch nobody goes on. 0, or 1 for a deadlock. done[rank]: calls that it has finished. */
+int world_run_queued(struct world *w, int *done);
+/* Queued call number i is the one that world_verify looks at. */
+void world_recall(struct world *w, int i);
 /* Compares every rank's C with the contract, bit by bit, and with float64; returns the number of wrong elements, and
  * the relative error. Elements outside [m, n] must still hold the poison. */
 int64_t world_verify(struct world *w, const struct world_call *c, double *rel_error);
+/* How many elements of a rank's C are neither its own partial's nor the poison. */
+int64_t world_strange(struct world *w, const struct world_call *c, int rank);
 void world_finish(struct world *w);
 uint64_t world_rand(uint64_t *state);
