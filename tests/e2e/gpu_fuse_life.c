@@ -6,6 +6,7 @@
 #include "tests/net/free_port.h"
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* ---- making ---- */
@@ -203,6 +204,47 @@ void the_end_waits_for_no_other_rank(void **state)
     }
     unsetenv("MASTER_ADDR");
     unsetenv("MASTER_PORT");
+}
+
+/* Threads that make, end, turn off and tidy as they like: everything comes back, once. */
+enum { THREADS = 4, ROUNDS = 40 };
+static int of_thread[THREADS];
+static void *makes_and_ends(void *arg)
+{
+    int *comm = arg;
+    uint64_t at = (uint64_t)(comm - of_thread) * 1000 + 1000;
+    unsigned rng = (unsigned)(comm - of_thread) + 7;
+    for (int i = 0; i < ROUNDS; i++) {
+        const uint64_t id = at++;
+        int ret = ops->prepare(comm, NULL, id, 0, 1);
+        for (int ms = rand_r(&rng) % 4; ms > 0 && ret == MK_ERR_AGAIN; ms--) {
+            nap_ms(1);
+            ret = ops->prepare(comm, NULL, id, 0, 1);
+        }
+        if (rand_r(&rng) % 3 == 0)
+            ops->off(comm, id);
+        if (rand_r(&rng) % 3 == 0)
+            ops->tidy();
+        ops->end(comm);
+        if (rand_r(&rng) % 2)
+            ops->tidy();
+    }
+    ops->tidy();
+    return NULL;
+}
+void threads_end_at_once(void **state)
+{
+    pthread_t thread[THREADS];
+    (void)state;
+    for (int i = 0; i < THREADS; i++)
+        assert_int_equal(pthread_create(&thread[i], NULL, makes_and_ends, &of_thread[i]), 0);
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(thread[i], NULL);
+    for (int ms = 0; ms < 20000 && __atomic_load_n(&counts->events, __ATOMIC_ACQUIRE) != base.events; ms++) {
+        nap_ms(1);
+        ops->tidy(); /* one that was off while it was made comes last */
+    }
+    same_as_before();
 }
 
 /* ---- what others may have then ---- */
