@@ -140,9 +140,26 @@ static void discard(struct fuse_comm *c)
     discarded = c;
 }
 
-static void *drop_it(void *c)
+static void *drop_it(void *arg)
 {
+    struct fuse_comm *c = arg;
+    pthread_mutex_lock(&lock);
+    while (c->users)
+        pthread_cond_wait(&idle, &lock);
+    pthread_mutex_unlock(&lock);
     drop(c);
+    return NULL;
+}
+
+/* Held. NCCL's destroy waits for the device, and so for a K under way; this for a peer that may be alive and never come. It
+ * gets MK_TIMEOUT: what comes after the destroy would be too late. */
+static void *hurry(void *arg)
+{
+    struct fuse_comm *c = arg;
+    if (!settled(c, c->mk->settings.timeout))
+        mk_comm_fail(c->mk, MK_ERR_ABORTED, true,
+                     "rank %d destroys its communicator while a call is under way", c->rank);
+    give(c);
     return NULL;
 }
 
@@ -157,13 +174,11 @@ static void tidy(void)
         pthread_mutex_lock(&lock);
         struct fuse_comm *c = discarded;
         discarded = c ? c->next : NULL;
-        while (c && c->users)
-            pthread_cond_wait(&idle, &lock);
         pthread_mutex_unlock(&lock);
         if (!c)
             return;
         if (pthread_create(&thread, NULL, drop_it, c)) {
-            drop(c);
+            drop_it(c);
             continue;
         }
         struct timespec until;
@@ -330,7 +345,17 @@ static void end(void *nccl)
         if (c->state != MAKING) /* else its thread drops it */
             discard(c);
     }
+    const bool ready = c && c->state == READY;
+    if (ready)
+        c->users++;
     pthread_mutex_unlock(&lock);
+    pthread_t thread;
+    if (!ready)
+        return;
+    if (settled(c, 0) || pthread_create(&thread, NULL, hurry, c))
+        give(c);
+    else
+        pthread_detach(thread);
 }
 
 /* ---- G ---- */

@@ -529,6 +529,7 @@ int main(void)
         READY(the_end_frees_nothing_until_nccl_has_gone),
         READY(the_end_waits_for_no_k),
         BARE(the_end_waits_for_no_other_rank),
+        BARE(a_k_ends_before_the_destroy),
         BARE(threads_end_at_once),
         BARE(blocks_go_back_at_once),
         BARE(blocks_of_the_failed_and_the_ended_go_back),

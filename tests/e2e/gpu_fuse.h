@@ -47,6 +47,7 @@ void a_failed_communicator_says_so(void **state);
 void the_end_leaves_the_callers_context(void **state);
 void the_end_frees_nothing_until_nccl_has_gone(void **state);
 void the_end_waits_for_no_k(void **state);
+void a_k_ends_before_the_destroy(void **state);
 void threads_end_at_once(void **state);
 void the_end_waits_for_no_other_rank(void **state);
 void blocks_go_back_at_once(void **state);

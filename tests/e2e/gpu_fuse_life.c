@@ -2,6 +2,7 @@
  * Copyright mKernel authors */
 /* mk_fuse_ops: communicators, from their making to their end. */
 #include "gpu_fuse.h"
+#include "cuda/words.h"
 #include "mkernel.h"
 #include "tests/net/free_port.h"
 #include <pthread.h>
@@ -177,6 +178,29 @@ void the_end_waits_for_no_k(void **state)
     assert_true(__atomic_load_n(&counts->events, __ATOMIC_ACQUIRE) > base.events);
     no_k(&nccl[0]);
     __atomic_store_n(&gpu.busy, false, __ATOMIC_RELEASE);
+    all_back();
+}
+
+/* It may wait for one that is alive and never comes. NCCL's destroy then waits for K, and what comes after it does not come. */
+void a_k_ends_before_the_destroy(void **state)
+{
+    const struct mk_fuse_k k = reduction(0, 1, false);
+    (void)state;
+    setenv("MK_TIMEOUT", "0.3", 1);
+    assert_int_equal(prepared(&nccl[0], 23, 1), 0);
+    setenv("MK_TIMEOUT", "3600", 1);
+    gpu_forget();
+    assert_int_equal(ops->launch_k(&k), 0);
+    const struct mk_gpu_device *device = of_k().host;
+    const uint64_t *word = &device->words->abort;
+    __atomic_store_n(&gpu.busy, true, __ATOMIC_RELEASE);
+    ops->end(&nccl[0]);
+    assert_int_equal(__atomic_load_n(word, __ATOMIC_ACQUIRE), 0);
+    for (int ms = 0; ms < 20000 && !__atomic_load_n(word, __ATOMIC_ACQUIRE); ms++)
+        nap_ms(1);
+    assert_int_equal(__atomic_load_n(word, __ATOMIC_ACQUIRE), -MK_ERR_ABORTED);
+    __atomic_store_n(&gpu.busy, false, __ATOMIC_RELEASE);
+    ops->tidy();
     all_back();
 }
 
