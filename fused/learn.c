@@ -129,6 +129,7 @@ void mk_learn_begin(struct mk_comm *comm, const struct mk_gemm_call *call, struc
     ar->control_start = c->start;
     memcpy(ar->control_cost, c->cost, sizeof(ar->control_cost));
     ar->control_pin = comm->pinned;
+    ar->grid.edge_first = ar->grid.edge_last = 0; /* it counts tasks, so they are all alike for it */
     if (!comm->gpu)
         return;
     take(comm, c);

@@ -86,14 +86,6 @@ void mk_gpu_plan(const struct mk_comm *comm, struct mk_ar *ar)
     mk_grid_count(&ar->grid);
 }
 
-/* The controller counts tasks, so they are all alike for it. */
-static void list_queues(struct mk_ar *ar)
-{
-    if (ar->control)
-        ar->grid.edge_first = ar->grid.edge_last = 0;
-    mk_ar_list_queues(ar);
-}
-
 static int launch(struct mk_comm *comm, const struct mk_gemm_problem *p, struct mk_ar *ar, void *stream)
 {
     const struct mk_gpu *g = comm->gpu;
@@ -116,7 +108,7 @@ static int launch(struct mk_comm *comm, const struct mk_gemm_problem *p, struct 
         mk_grid_count(&ar->grid);
         ar->tile_parts = 2;
         ar->patience_ns = PATIENCE_NS;
-        list_queues(ar);
+        mk_ar_list_queues(ar);
         q.ar = *ar;
         snprintf(name, sizeof(name), "gemm_ar_%s_%s_%d", layouts[p->layout], type, bn);
         return mk_cuda_start(g->cu, image, name, MK_SMEM_MAX, ar->blocks, MK_BIG_THREADS, 1, false, &q,
@@ -126,7 +118,7 @@ static int launch(struct mk_comm *comm, const struct mk_gemm_problem *p, struct 
     mk_grid_count(&ar->grid);
     ar->tile_parts = 1;
     ar->patience_ns = PATIENCE_NS;
-    list_queues(ar);
+    mk_ar_list_queues(ar);
     snprintf(name, sizeof(name), "gemm_ar_portable_%s", type);
     return mk_cuda_start(g->cu, plain, name, 0, ar->blocks, MK_PORTABLE_THREADS, 1, false, ar, stream);
 }

@@ -68,6 +68,19 @@ static int look(struct job *j, int rank, mk_comm_t comm, const struct plan *p, i
     return 0;
 }
 
+/* A launch under the controller has tasks of one size, whatever the plan says of a queue's first and last chunks. */
+static bool alike(mk_comm_t comm)
+{
+    const struct mk_gemm_call call = {.m = 256, .n = 256, .k = 4, .dtype = MK_FLOAT32, .part = MK_PART_FUSED};
+    struct mk_ar ar;
+    if (mk_plan_build(&comm->rings, false, false, &call, &ar))
+        return false;
+    ar.blocks = 1;
+    ar.grid.edge_first = ar.grid.edge_last = 1;
+    mk_learn_begin(comm, &call, &ar);
+    return !ar.control == (ar.grid.edge_first && ar.grid.edge_last);
+}
+
 static int calls(struct job *j, int rank)
 {
     const struct plan *p = j->arg;
@@ -87,6 +100,8 @@ static int calls(struct job *j, int rank)
             return ret;
         job_stage(j, rank, call);
     }
+    if (!alike(comm))
+        return wrong(j, rank, "tasks of two sizes");
     return mk_comm_destroy(comm) ? 2 : 0;
 }
 
