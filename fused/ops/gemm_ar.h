@@ -11,8 +11,10 @@
  *                     sum + sum-ins; -> C, broadcast-in at every o, and (D > 2) result-out -> result-in at every e
  *   RESULT   RECV     D > 2, chunks of node e: result-in -> C, broadcast-in at every o
  *   BCAST    INTRA    o's chunk: broadcast-in -> C
- *   HDR_OUT, HDR_IN   launch headers {epoch, signature} to and from each direct peer; nothing of a peer is used
- *                     before its header matched
+ *   HDR_OUT, HDR_IN   launch headers {epoch, signature} to and from each direct peer; nothing that a peer has sent is
+ *                     read before its header matched. PUSH, and SUM of one rank a node, read nothing of a peer and
+ *                     begin before: into slots that it has given back in launches before this one, which it does not
+ *                     look at before this rank's header matched there
  *
  * A task on a chunk (PUSH to BCAST) is one for each of its pieces (sched/chunk.h); the block that ends the last one of
  * them tells what is to be told of the chunk.

@@ -82,9 +82,10 @@ struct mk_fuse_ops {
     /* NCCL has destroyed or aborted a communicator, for which it waited for the device: what those had that are off or ended is
      * freed, which does, too. Without the lock. NULL with off. */
     void (*tidy)(void);
-    /* The communicator is about to be destroyed or aborted: it has no K any more, and tidy will free what it had. Not before: a
-     * kernel of NCCL's may wait for peers that never come until NCCL itself has aborted it, and what frees memory waits for that
-     * kernel. Without the lock, and waits for nobody. */
+    /* The communicator is about to be destroyed or aborted: it has no K any more, one under way ends by MK_TIMEOUT, and tidy
+     * will free what it had. Not before: a kernel of NCCL's may wait for peers that never come until NCCL itself has aborted
+     * it, and what frees memory waits for that kernel. (A tidy for another thread's destroy may come before; it frees in a
+     * thread of its own, and its caller waits a moment.) Without the lock, and waits for nobody. */
     void (*end)(void *comm);
 };
 
