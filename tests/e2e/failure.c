@@ -29,6 +29,7 @@ struct plan {
     int victim, moment; /* of a kill */
     int odd, what;      /* of a disagreement */
     double late, stop;  /* seconds */
+    int calls;          /* before the victim leaves */
 };
 
 static int one_call(mk_comm_t comm, float *a, float *b, float *c, int m, int n, int k, mk_dtype_t dtype)
@@ -103,7 +104,7 @@ static void kill_at_every_stage(void **state)
     const int before = entries("/dev/shm");
     double slowest = 0;
     for (int i = 0; i < 20; i++) {
-        struct plan p = {i % 4, moments[i % 5], 0, 0, 0, 0};
+        struct plan p = {i % 4, moments[i % 5], 0, 0, 0, 0, 0};
         struct job *j = job_create(2, 2, 40);
         char name[32];
         job_start(j, until_it_fails, &p);
@@ -166,7 +167,7 @@ static void disagreement_is_told_to_all(void **state)
     (void)state;
     for (int what = 0; what < 5; what++)
         for (int odd = 1; odd < 4; odd += 2) {
-            struct plan p = {0, 0, odd, what, 0, 0};
+            struct plan p = {0, 0, odd, what, 0, 0, 0};
             struct job *j = job_create(2, 2, 40);
             job_run(j, disagree, &p);
             for (int r = 0; r < 4; r++)
@@ -201,7 +202,7 @@ static int late(struct job *j, int rank)
 static void a_late_rank_is_waited_for(void **state)
 {
     (void)state;
-    struct plan p = {3, 0, 0, 0, LATE, 0};
+    struct plan p = {3, 0, 0, 0, LATE, 0, 0};
     struct job *j = job_create(2, 2, 60);
     job_run(j, late, &p);
     for (int r = 0; r < 4; r++)
@@ -213,7 +214,7 @@ static void a_late_rank_is_waited_for(void **state)
 static void peer_timeout_names_who_is_missing(void **state)
 {
     (void)state;
-    struct plan p = {3, 0, 0, 0, 12 * JOB_SLOWER, 0};
+    struct plan p = {3, 0, 0, 0, 12 * JOB_SLOWER, 0, 0};
     struct job *j = job_create(2, 2, 60);
     job_seconds("MK_PEER_TIMEOUT", 2);
     job_run(j, late, &p);
@@ -267,7 +268,7 @@ static int leave_early(struct job *j, int rank)
     struct buffers x = buffers();
     mk_comm_t comm;
     int ret = mk_comm_init_env(&comm, NULL);
-    for (int i = 0; i < 5 && !ret; i++) {
+    for (int i = 0; i < p->calls && !ret; i++) {
         ret = one_call(comm, x.a, x.b, x.c, 300, 500, 64, MK_FLOAT32);
         job_stage(j, rank, i + 1);
     }
@@ -289,19 +290,18 @@ static int leave_early(struct job *j, int rank)
 static void leaving_is_not_dying(void **state)
 {
     (void)state;
-    for (int what = 0; what < 2; what++)
-        for (int victim = 0; victim < 4; victim += 3)
-            for (int more = 0; more < 2; more++) {
-                struct plan p = {victim, 0, more, what, 0, 0};
-                struct job *j = job_create(2, 2, 40);
-                job_run(j, leave_early, &p);
-                for (int r = 0; r < 4; r++)
-                    if (j->r[r].status)
-                        fail_msg("victim %d%s%s: rank %d status %d code %d: %s", victim,
-                                 what ? " without destroy" : "", more ? ", one call more" : "", r,
-                                 j->r[r].status, j->r[r].code, j->r[r].text);
-                job_destroy(j);
-            }
+    for (int i = 0; i < 16; i++) {
+        const int what = i & 1, victim = i & 2 ? 3 : 0, more = i >> 2 & 1, calls = i & 8 ? 0 : 5;
+        struct plan p = {victim, 0, more, what, 0, 0, calls};
+        struct job *j = job_create(2, 2, 40);
+        job_run(j, leave_early, &p);
+        for (int r = 0; r < 4; r++)
+            if (j->r[r].status)
+                fail_msg("victim %d, %d calls%s%s: rank %d status %d code %d: %s", victim, calls,
+                         what ? " without destroy" : "", more ? ", one call more" : "", r, j->r[r].status,
+                         j->r[r].code, j->r[r].text);
+        job_destroy(j);
+    }
 }
 
 /* ---- the harness itself ---- */

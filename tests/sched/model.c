@@ -82,7 +82,7 @@ static void in_a_row(int t, uint64_t seed, int mismatch)
     const int d = topologies[t][0], g = topologies[t][1];
     const size_t rings = (size_t)(2 * (g - 1) + (d > 2 ? 4 : 2) * (d - 1));
     struct world *w =
-        world_create(d, g, 1 + (int)(seed % 3), rings * 2 * 16384, 16384, seed % 2 ? 0xfffffff0ull : 0, seed);
+        world_create(d, g, 1 + (int)(seed % 3), rings * 2 * 16384, 16384, seed % 3 ? 0xfffffff0ull : 0, seed);
     struct world_call c[CALLS];
     int64_t k[CALLS][16];
     int done[16];

@@ -471,16 +471,31 @@ static bool any_step(struct world *w, struct stepper *s, uint64_t *rng, bool eve
     return false;
 }
 
+/* Does the rank's launch need its neighbours, or not? calls: what each rank has finished; NULL: ask of all, else of those
+ * that are in a call before this rank's. */
+static void check_needs(const struct world_rank *r, bool want, const int *calls)
+{
+    const struct mk_topo *t = &r->topo;
+    for (int level = 0; level < 2; level++)
+        for (int p = 0; p < (level ? t->nnodes : t->nlocal); p++) {
+            const int rank = level ? p * t->nlocal + t->local : t->node * t->nlocal + p;
+            if (rank == r->index || (calls && calls[rank] >= calls[r->index]) ||
+                mk_ar_needs(&r->ar, level, p) == want)
+                continue;
+            fprintf(stderr, "rank %d in epoch %llu: rank %d is %s\n", r->index,
+                    (unsigned long long)r->state->epoch, rank, want ? "not needed" : "needed");
+            abort();
+        }
+}
 /* Who has finished a launch needs nobody for it any more, however far the others are. */
 static void needs_nobody(const struct world_rank *r)
 {
-    for (int level = 0; level < 2; level++)
-        for (int p = 0; p < (level ? r->topo.nnodes : r->topo.nlocal); p++)
-            if (p != (level ? r->topo.node : r->topo.local) && mk_ar_needs(&r->ar, level, p)) {
-                fprintf(stderr, "rank %d has finished epoch %llu, and needs %s %d\n", r->index,
-                        (unsigned long long)r->state->epoch, level ? "node" : "local rank", p);
-                abort();
-            }
+    check_needs(r, false, NULL);
+}
+/* A launch begins: it needs all who have not begun it, the first one of all too. */
+static void needs_everybody(const struct world_rank *r, const int *calls)
+{
+    check_needs(r, true, calls);
 }
 
 static int finish_ranks(struct world *w, struct stepper *s)
@@ -515,6 +530,8 @@ int world_run_steps(struct world *w)
     s.finished = calloc((size_t)w->n, 1);
     for (int i = 0; i < w->n * w->blocks; i++)
         mk_ar_enter(&w->r[i / w->blocks].ar, &s.blk[i]);
+    for (int i = 0; i < w->n; i++)
+        needs_everybody(&w->r[i], NULL);
     for (long misses = 0; left && !deadlock;) {
         const bool did = any_step(w, &s, &rng, misses > 40);
         if (!did && misses > 40)
@@ -545,6 +562,7 @@ static bool go_on(struct world *w, struct stepper *s, int rank, int *done)
     recall(r, done[rank]);
     for (int b = 0; b < w->blocks; b++)
         mk_ar_enter(&r->ar, &s->blk[rank * w->blocks + b]);
+    needs_everybody(r, done);
     return true;
 }
 
@@ -574,6 +592,7 @@ int world_run_queued(struct world *w, int *done)
         recall(&w->r[i], 0);
         for (int b = 0; b < w->blocks; b++)
             mk_ar_enter(&w->r[i].ar, &s.blk[i * w->blocks + b]);
+        needs_everybody(&w->r[i], NULL);
     }
     while (!over && !aborted && !deadlock) {
         bool did = skewed_step(w, &s, &rng, idle > 400);
