@@ -207,6 +207,9 @@ bool mk_gone_left(const struct mk_comm *comm, int node_level, int peer);
 bool mk_gone_any(const struct mk_comm *comm);
 /* Fails the communicator if the launch needs a neighbour that is gone. *seen: 0 before the first call of a launch. */
 void mk_gone_check(struct mk_comm *comm, const struct mk_gone_ask *ask, uint64_t *seen);
+/* Before a launch that exchanges something: a neighbour that has left was done with all its calls and cannot be in this one, which
+ * would write into memory that is no more. Then it waits as long as a launch would, and fails the communicator: MK_ERR_PEER. */
+int mk_gone_before(struct mk_comm *comm);
 
 /* trace.c */
 void mk_trace_begin(struct mk_comm *comm);

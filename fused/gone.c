@@ -9,6 +9,7 @@
  * bootstrap's root has left, by their word. */
 #include "comm.h"
 #include "mk/err.h"
+#include <time.h>
 
 static int rank_of(const struct mk_comm *comm, int node_level, int peer)
 {
@@ -84,4 +85,32 @@ void mk_gone_check(struct mk_comm *comm, const struct mk_gone_ask *ask, uint64_t
         for (int p = 0; p < (level ? t->nnodes : t->nlocal); p++)
             if (p != (level ? t->node : t->local))
                 check_peer(comm, ask, level, p, seen);
+}
+
+/* A neighbour that has left; -1: none has. */
+static int first_left(const struct mk_comm *comm)
+{
+    const struct mk_topo *t = &comm->topo;
+    for (int level = 0; comm->boot && level < 2; level++)
+        for (int p = 0; p < (level ? t->nnodes : t->nlocal); p++)
+            if (p != (level ? t->node : t->local) && mk_gone_left(comm, level, p))
+                return rank_of(comm, level, p);
+    return -1;
+}
+
+int mk_gone_before(struct mk_comm *comm)
+{
+    const int rank = first_left(comm);
+    const struct timespec nap = {0, 10000000};
+    int failed = 0;
+    if (rank < 0)
+        return 0;
+    /* The call before this one may still be under way here and elsewhere. */
+    for (const uint64_t end = mk_time_ns() + MK_GONE_VERDICT_NS; !failed && mk_time_ns() < end;) {
+        nanosleep(&nap, NULL);
+        failed = mk_comm_check(comm);
+    }
+    return failed ? failed
+                  : mk_comm_fail(comm, MK_ERR_PEER, true, "rank %d has left, rank %d makes another call",
+                                 rank, comm->rank);
 }

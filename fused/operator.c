@@ -109,6 +109,8 @@ static int launch(struct mk_comm *comm, const struct mk_gemm_call *call, void *s
     struct mk_ar ar;
     pthread_mutex_lock(&comm->call_lock);
     int ret = mk_comm_check(comm);
+    if (!ret && call->part != MK_PART_COMPUTE)
+        ret = mk_gone_before(comm);
     if (!ret && comm->gpu) {
         ret = build(comm, call, &ar);
         ret = ret ? ret : mk_exec_gpu(comm, call, &ar, stream);
@@ -235,6 +237,8 @@ int mk_pair_allreduce(mk_comm_t comm, void *buffer, uint64_t count, mk_dtype_t d
         return ret;
     pthread_mutex_lock(&comm->call_lock);
     ret = mk_comm_check(comm);
+    if (!ret)
+        ret = mk_gone_before(comm);
     if (!ret && !comm->gpu)
         ret = launch_pair_cpu(comm, &call, tiles, &over);
     else if (!ret && !(ret = build(comm, &call, &ar)))
