@@ -46,7 +46,7 @@ MK_DEV bool mk_ar_tile_ready(const struct mk_ar *ar, const struct mk_ar_block *b
  * and ordered once, by the mk_peeked of a look that found everything there. Once a task is ready it stays so until it
  * is claimed. */
 
-/* Have the headers of all direct peers matched? Until then nothing of any of them is used. */
+/* Have the headers of all direct peers matched? Until then nothing that any of them has sent is read. */
 MK_DEV uint32_t mk_ar_direct_peers(const struct mk_ar *ar)
 {
     return (uint32_t)(ar->rings.topo.nlocal + ar->rings.topo.nnodes) - 2;

@@ -443,6 +443,21 @@ struct stepper {
     uint8_t *holds;          /* claimed, not done */
     uint8_t *finished;       /* [rank] */
 };
+static void stepper_begin(const struct world *w, struct stepper *s)
+{
+    s->blk = calloc((size_t)(w->n * w->blocks), sizeof(*s->blk));
+    s->holds = calloc((size_t)(w->n * w->blocks), 1);
+    s->finished = calloc((size_t)w->n, 1);
+}
+static void stepper_end(struct world *w, struct stepper *s, int deadlock)
+{
+    for (int i = 0; i < w->n && !deadlock; i++) /* credits of the last chunks */
+        while (wire_step(&w->r[i]))
+            ;
+    free(s->blk);
+    free(s->holds);
+    free(s->finished);
+}
 
 /* Everything that could happen at all; returns whether something did. */
 static bool any_step(struct world *w, struct stepper *s, uint64_t *rng, bool every)
@@ -525,9 +540,7 @@ int world_run_steps(struct world *w)
     struct stepper s;
     uint64_t rng = w->seed * 77;
     int left = w->n, deadlock = 0;
-    s.blk = calloc((size_t)(w->n * w->blocks), sizeof(*s.blk));
-    s.holds = calloc((size_t)(w->n * w->blocks), 1);
-    s.finished = calloc((size_t)w->n, 1);
+    stepper_begin(w, &s);
     for (int i = 0; i < w->n * w->blocks; i++)
         mk_ar_enter(&w->r[i / w->blocks].ar, &s.blk[i]);
     for (int i = 0; i < w->n; i++)
@@ -541,12 +554,7 @@ int world_run_steps(struct world *w)
         if (left && deadlock && finish_ranks(w, &s) < left)
             deadlock = 0;
     }
-    for (int i = 0; i < w->n && !deadlock; i++)
-        while (wire_step(&w->r[i]))
-            ;
-    free(s.blk);
-    free(s.holds);
-    free(s.finished);
+    stepper_end(w, &s, deadlock);
     return deadlock;
 }
 
@@ -584,9 +592,7 @@ int world_run_queued(struct world *w, int *done)
     uint64_t rng = w->seed * 77;
     bool aborted = false, over = false;
     int idle = 0, deadlock = 0;
-    s.blk = calloc((size_t)(w->n * w->blocks), sizeof(*s.blk));
-    s.holds = calloc((size_t)(w->n * w->blocks), 1);
-    s.finished = calloc((size_t)w->n, 1);
+    stepper_begin(w, &s);
     for (int i = 0; i < w->n; i++) {
         done[i] = 0;
         recall(&w->r[i], 0);
@@ -611,12 +617,7 @@ int world_run_queued(struct world *w, int *done)
         deadlock = !did && idle > 400 && !over;
         idle = did ? 0 : idle + 1;
     }
-    for (int i = 0; i < w->n && !deadlock; i++)
-        while (wire_step(&w->r[i]))
-            ;
-    free(s.blk);
-    free(s.holds);
-    free(s.finished);
+    stepper_end(w, &s, deadlock);
     return deadlock;
 }
 
