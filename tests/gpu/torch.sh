@@ -20,13 +20,16 @@
 #   jobs    CASES (hundred pointer absent sleeps): COMMUNICATORS (100) at once; a rank that calls by a pointer from the first call on; a
 #           rank without the plugin, NCCL over its own sockets; a rank that comes SLEEP (90) seconds late
 #   times   the pairs at SIZES, ROUNDS (15) rounds, with MK_FUSE=on and off in turn, over links of GBPS (0: not paced) Gbit/s
+#   steps   a training step and a round of the tensor-parallel API (WAYS), with MK_FUSE=off, on, and on by LD_PRELOAD in turns,
+#           REPEATS (3) jobs each: milliseconds of each, and the median of the ratios off / on
+#   unchanged  programs that there is nothing in for the library, without ranks (CASES): output and exit code as without LD_PRELOAD
 #   llama   tokens a second of eight layers of Llama-3.1-8B's shapes, with MK_FUSE=on and off in turn
 # TOPOLOGY (2x1): NODESxRANKS, over loop. The ranks share the GPUs if there are fewer. PRELOAD=1: the file in LD_PRELOAD too. Every program has a time limit. Exit 77
 # where there is no PyTorch or no GPU. LOGS: a directory that keeps the library's logs.
 set -u
 build=$(cd "${1:-build}" && pwd) || exit 2
 [ $# -gt 0 ] && shift
-[ $# -gt 0 ] || set -- right hostile eager groups verify random tuned train tp compile ends jobs times
+[ $# -gt 0 ] || set -- right hostile eager groups verify random tuned train tp compile ends jobs unchanged times steps
 command -v nvidia-cuda-mps-control >/dev/null || { echo "skip: gpu.torch: no nvidia-cuda-mps-control"; exit 77; }
 python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || { echo "skip: gpu.torch: no PyTorch with a GPU"; exit 77; }
 here=$(dirname "$0") so=$build/lib/libnccl-net-mkernel.so t=${TOPOLOGY:-2x1} failed=0 sms=${SMS:-132}
@@ -204,6 +207,65 @@ for part in "$@"; do
                 MK_TUNER=on job "times.$size.$fuse" $fuse pairs times ${size//x/ } "${ROUNDS:-15}"
             done
         done
+        ;;
+    unchanged)
+        for which in ${CASES:-loader fork elementwise gemm error nvidia-smi python}; do
+            case $which in
+            nvidia-smi) words="nvidia-smi -L" ;;
+            python) words="python3 -c 1" ;;
+            *) words="python3 $here/torch_unchanged.py $which" ;;
+            esac
+            for preload in "" "$so"; do
+                # shellcheck disable=SC2086
+                env -u NCCL_NET_PLUGIN MK_LOG=warn MK_FUSE=on ${preload:+LD_PRELOAD=$preload} timeout -k 5 "${LIMIT:-90}" $words \
+                    >"$logs/unchanged.$which.${preload:+with}" 2>"$logs/unchanged.$which.${preload:+with}.err" </dev/null
+                echo "exit code $?" >>"$logs/unchanged.$which.${preload:+with}"
+            done
+            grep -q 'exit code 12[4-9]\|exit code 13' "$logs/unchanged.$which." && { echo "FAILED: unchanged $which does not work without"; failed=1; }
+            if cmp "$logs/unchanged.$which." "$logs/unchanged.$which.with"; then
+                echo "unchanged: $which: $(tail -1 "$logs/unchanged.$which."), the same"
+            else
+                echo "FAILED: unchanged $which:"
+                tail -n 5 "$logs/unchanged.$which.with" "$logs/unchanged.$which.with.err"
+                failed=1
+            fi
+        done
+        ;;
+    steps)
+        for ((r = 1; r <= ${REPEATS:-3}; r++)); do
+            for fuse in off on preload; do
+                export PRELOAD=
+                [ $fuse = off ] || [ $fuse = on ] || PRELOAD=1
+                for program in train tp; do
+                    words="${ROUNDS:-21} ${WAYS:-}"
+                    [ $program = tp ] || words="${STEPS:-200} 1 $logs/steps.losses"
+                    # shellcheck disable=SC2086
+                    MK_TUNER=on LIMIT=${LIMIT:-150} job "steps.$program.$fuse.$r" "${fuse/preload/on}" $program $words >"$logs/steps.$program.$fuse.$r"
+                    [ $fuse = off ] || echo "$program, $fuse: $(total "steps.$program.$fuse.$r" OVERLAP) overlapped, $(total "steps.$program.$fuse.$r" PLAIN) plain, $(total "steps.$program.$fuse.$r" NCCL) NCCL's"
+                done
+            done
+        done
+        # A program's line: '[0] train eager, seed 1: ... step 5.02 ms (...)'. With MK_FUSE=on train's last lines compare; the first counts.
+        for fuse in off on preload; do
+            for ((r = 1; r <= ${REPEATS:-3}; r++)); do
+                sed -nE "s/^\[0\] ((train|tp) [^:]*): .*(step|a round) ([0-9.]+) ms( .*|,.*|)$/$fuse|\1|\4/p" "$logs"/steps.*."$fuse.$r" |
+                    sort -s -t'|' -u -k 2,2
+            done
+        done | awk -F'|' '{n[$1, $2]++; ms[$1, $2, n[$1, $2]] = $3; what[$2] = 1}
+            function median(v, k,  i, j, t) {
+                for (i = 2; i <= k; i++) for (j = i; j > 1 && v[j] < v[j - 1]; j--) {t = v[j]; v[j] = v[j - 1]; v[j - 1] = t}
+                return k % 2 ? v[(k + 1) / 2] : (v[k / 2] + v[k / 2 + 1]) / 2
+            }
+            END {
+                for (w in what) for (f = 1; f <= 2; f++) {
+                    way = f == 1 ? "on" : "preload"; line = ""; k = 0
+                    for (i = 1; i <= n["off", w] && i <= n[way, w]; i++) {
+                        ratio[++k] = ms["off", w, i] / ms[way, w, i]
+                        line = line sprintf(" %s/%s", ms["off", w, i], ms[way, w, i])
+                    }
+                    if (k) printf "steps: %s, %s: ms off/on%s, ratio %.3f\n", w, way, line, median(ratio, k)
+                }
+            }' | sort
         ;;
     llama)
         for fuse in on off; do

@@ -46,6 +46,31 @@ for i in range(3):
 else
     echo "note: no python3: not tried with it"
 fi
+if command -v mpirun >/dev/null && command -v mpicc >/dev/null; then
+    cat >"$out/mpi.c" <<'END'
+#include <mpi.h>
+#include <stdio.h>
+int main(int argc, char **argv)
+{
+    int rank, ranks, sum;
+    MPI_Init(&argc, &argv);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    MPI_Allreduce(&rank, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    if (!rank)
+        printf("%d ranks, sum %d\n", ranks, sum);
+    MPI_Finalize();
+    return sum;
+}
+END
+    mpicc -o "$out/mpi" "$out/mpi.c" || failed=1
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+    # What mpirun says of a rank's exit code differs in every run, so on stdout alone.
+    same MPI sh -c 'mpirun -n 3 "$0" 2>/dev/null' "$out/mpi"
+    grep -q '^3 ranks, sum 3$' "$out/want" || { echo "the MPI program said:"; cat "$out/want"; failed=1; }
+else
+    echo "note: no mpirun: not tried with it"
+fi
 same "fork, threads, dlopen" "$folder/hook_life" alone "$folder"
 
 # A program without CUDA: only dlsym and dlvsym, and of whom that is.
