@@ -8,6 +8,7 @@
 #include "mk/err.h"
 #include "mk/log.h"
 #include "mk/pair_run.h"
+#include "ops/gemm_ar_run.h"
 #include "pair_run.h"
 #include <stdlib.h>
 #include <string.h>
@@ -52,6 +53,7 @@ static void bind(struct mk_comm *comm, struct mk_ar *ar)
     ar->net_staging = ar->staging;
     ar->peer_fixed = comm->peer_fixed;
     ar->peer_staging = comm->peer_staging;
+    ar->place_rows = mk_ar_place_rows(ar);
     if (comm->proxy)
         ar->ring = *mk_proxy_ring(comm->proxy);
     ar->host = &comm->host;

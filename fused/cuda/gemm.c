@@ -193,6 +193,12 @@ int mk_gemm_cuda_boxes(const struct mk_cuda *cu, const struct mk_gemm_problem *p
     return make_map_as(cu, out, p, p->c, p->m, p->n, p->ldc, (uint32_t)rows, (uint32_t)cols, 0);
 }
 
+int mk_gemm_cuda_ring(const struct mk_cuda *cu, const struct mk_gemm_problem *p, mk_cu_ptr base, int64_t rows,
+                      int cols, struct mk_cu_map *out)
+{
+    return make_map(cu, out, p, (const void *)(uintptr_t)base, rows, cols, cols, 64, 64);
+}
+
 static int launch(const struct mk_cuda *cu, const struct mk_gemm_problem *p, const char *name, int smem,
                   int grid, int threads, int cluster, bool early, void *params, void *stream)
 {

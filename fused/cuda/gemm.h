@@ -72,6 +72,9 @@ int mk_gemm_cuda_skinny_grid(const struct mk_gemm_problem *p, const struct mk_ge
 /* C in boxes of rows x cols (at most 256 each), in shared memory row by row. */
 int mk_gemm_cuda_boxes(const struct mk_cuda *cu, const struct mk_gemm_problem *p, int rows, int cols,
                        struct mk_cu_map *out);
+/* A ring of slots, at `base` on the device, as a matrix [rows, cols], in the boxes of 64 x 64 in which a tile leaves. */
+int mk_gemm_cuda_ring(const struct mk_cuda *cu, const struct mk_gemm_problem *p, mk_cu_ptr base, int64_t rows,
+                      int cols, struct mk_cu_map *out);
 /* The boxes of a chunk with so many columns, as bulk copies take them (tile/bulk_sm90.cuh): *rows at most; false: two of them
  * one after the other would not both begin at a multiple of 128 bytes in shared memory, so it goes row by row. */
 bool mk_gemm_cuda_chunk_boxes(int cols, int *rows);

@@ -15,9 +15,11 @@ struct hopper_params {
     struct mk_big_params gemm;
     _Alignas(128) struct mk_cu_map chunk;
     int32_t box_rows, box_cols;
+    _Alignas(128) struct mk_cu_map slot[MK_AR_PLACES];
     _Alignas(128) struct mk_ar ar;
 };
-_Static_assert(offsetof(struct hopper_params, chunk) == 512 && offsetof(struct hopper_params, ar) == 768,
+_Static_assert(offsetof(struct hopper_params, chunk) == 512 && offsetof(struct hopper_params, slot) == 768 &&
+                   offsetof(struct hopper_params, ar) == 1792,
                "as in gemm_ar_kernels.cuh");
 
 struct latency_params {
@@ -36,14 +38,15 @@ static int min_int(int a, int b)
 }
 
 /* Blocks that prefer communication: the caller's wish, or a quarter, at most R; one block at least computes to the
- * end. Two nodes of one rank each have the least to do (a copy and an addition by the memory a chunk): an eighth. */
+ * end. Two nodes of one rank each have the least to do (an addition by the memory a chunk, and a copy where tiles are not
+ * placed in their slots): an eighth, or a tenth. Within a node a sixth (tile/NOTES.md). */
 static void choose_budget(const struct mk_comm *comm, struct mk_ar *ar)
 {
     const struct mk_settings *s = &comm->settings;
+    const struct mk_topo *t = &ar->rings.topo;
     const int r = min_int((int)s->r, ar->blocks / 2);
-    const bool least = ar->rings.topo.nnodes == 2 && ar->rings.topo.nlocal == 1;
-    int budget =
-        s->comm_blocks > 0 ? (int)s->comm_blocks : min_int(least ? (ar->blocks + 4) / 8 : ar->blocks / 4, r);
+    const int share = t->nnodes == 1 ? 6 : t->nnodes > 2 || t->nlocal > 1 ? 4 : ar->place_rows ? 10 : 8;
+    int budget = s->comm_blocks > 0 ? (int)s->comm_blocks : min_int((ar->blocks + share / 2) / share, r);
     budget = min_int(budget, ar->blocks - 1);
     if (ar->skip_comm || mk_ar_alone(ar))
         budget = 0;
@@ -78,15 +81,54 @@ static int tile_columns(const struct mk_ar *ar)
     return 0.88 * 2 * rounds[0] <= rounds[1] ? 256 : 128;
 }
 
-void mk_gpu_plan(const struct mk_comm *comm, struct mk_ar *ar)
+/* Blocks, tiles and budget. large: the Hopper kernels with large tiles run it. */
+static void plan(const struct mk_comm *comm, struct mk_ar *ar, bool large)
 {
     ar->blocks = mk_gpu_blocks(comm);
-    choose_budget(comm, ar);
-    ar->grid.tile_n = !ar->latency && mk_gpu_hopper(comm) ? tile_columns(ar) : 128;
+    ar->grid.tile_n = large ? tile_columns(ar) : 128;
     mk_grid_count(&ar->grid);
+    ar->place_rows =
+        large && (ar->rings.topo.nlocal > 1 || comm->gpu->net_reaches) ? mk_ar_place_rows(ar) : 0;
+    choose_budget(comm, ar);
 }
 
-static int launch(struct mk_comm *comm, const struct mk_gemm_problem *p, struct mk_ar *ar, void *stream)
+void mk_gpu_plan(const struct mk_comm *comm, struct mk_ar *ar)
+{
+    plan(comm, ar, !ar->latency && mk_gpu_hopper(comm));
+}
+
+/* Rings that tiles may be placed in as they leave: the own ones where the NIC takes them from the GPU, or those of the local
+ * peers. The maps are the same in all launches with panels as wide. */
+static int place_maps(struct mk_comm *comm, const struct mk_gemm_problem *p, const struct mk_ar *ar,
+                      struct mk_cu_map *out)
+{
+    struct mk_gpu *g = comm->gpu;
+    const struct mk_topo *t = &ar->rings.topo;
+    const bool local = t->nlocal > 1;
+    const int cols = mk_panel_cols(&ar->grid),
+              rings = min_int((local ? t->nlocal : t->nnodes) - 1, MK_AR_PLACES);
+    if (!ar->place_rows)
+        return 0;
+    const int64_t rows = (int64_t)ar->rings.slots[local ? MK_CLASS_PARTIAL : MK_CLASS_SUM] * ar->place_rows;
+    if (g->place_cols != cols || g->place_dtype != (int)p->dtype) {
+        g->place_cols = 0;
+        for (int i = 0; i < rings; i++) {
+            const mk_cu_ptr memory = local ? g->peer[mk_peer_of_index(t->local, i)] : g->memory;
+            const int ret =
+                mk_gemm_cuda_ring(g->cu, p, memory + comm->rings.fixed_bytes + mk_ar_place_base(ar, i), rows,
+                                  cols, &g->place[i]);
+            if (ret)
+                return ret;
+        }
+        g->place_cols = cols;
+        g->place_dtype = (int)p->dtype;
+    }
+    memcpy(out, g->place, (size_t)rings * sizeof(*out));
+    return 0;
+}
+
+static int launch(struct mk_comm *comm, const struct mk_gemm_problem *p, struct mk_ar *ar, bool large,
+                  void *stream)
 {
     const struct mk_gpu *g = comm->gpu;
     const char *type = p->dtype == MK_FLOAT16 ? "fp16" : "bf16";
@@ -94,18 +136,18 @@ static int launch(struct mk_comm *comm, const struct mk_gemm_problem *p, struct 
     const enum mk_image plain =
         p->dtype == MK_FLOAT16 ? MK_IMAGE_AR_PORTABLE_FP16 : MK_IMAGE_AR_PORTABLE_BF16;
     char name[48];
-    if (mk_gemm_cuda_bulk(p) && mk_gpu_hopper(comm)) {
+    if (large) {
         struct hopper_params q;
         memset(&q, 0, sizeof(q)); /* padding too: the driver copies it */
-        const int bn = tile_columns(ar), cols = mk_panel_cols(&ar->grid);
+        const int bn = ar->grid.tile_n, cols = mk_panel_cols(&ar->grid);
         q.box_cols = mk_gemm_cuda_chunk_boxes(cols, &q.box_rows) ? cols : 0;
         int ret = mk_gemm_cuda_maps(g->cu, p, bn, 1, &q.gemm);
         if (!ret)
             ret = mk_gemm_cuda_boxes(g->cu, p, q.box_rows, cols, &q.chunk);
+        if (!ret)
+            ret = place_maps(comm, p, ar, q.slot);
         if (ret)
             return ret;
-        ar->grid.tile_n = bn;
-        mk_grid_count(&ar->grid);
         ar->tile_parts = 2;
         ar->patience_ns = PATIENCE_NS;
         mk_ar_list_queues(ar);
@@ -114,8 +156,6 @@ static int launch(struct mk_comm *comm, const struct mk_gemm_problem *p, struct 
         return mk_cuda_start(g->cu, image, name, MK_SMEM_MAX, ar->blocks, MK_BIG_THREADS, 1, false, &q,
                              stream);
     }
-    ar->grid.tile_n = 128;
-    mk_grid_count(&ar->grid);
     ar->tile_parts = 1;
     ar->patience_ns = PATIENCE_NS;
     mk_ar_list_queues(ar);
@@ -205,13 +245,13 @@ int mk_exec_gpu(struct mk_comm *comm, const struct mk_gemm_call *call, struct mk
     if (!ar->skip_compute && mk_tiles(&ar->grid) * 2 > MK_GPU_TILES)
         return mk_fail_quiet(MK_ERR_UNSUPPORTED, "C[%lld,%lld] has more than %u tiles", (long long)call->m,
                              (long long)call->n, MK_GPU_TILES);
-    ar->blocks = mk_gpu_blocks(comm);
-    choose_budget(comm, ar);
+    const bool large = !ar->latency && mk_gemm_cuda_bulk(&p) && mk_gpu_hopper(comm);
+    plan(comm, ar, large);
     ar->comm_id = comm->proxy_id;
     mk_gpu_bind(comm, ar);
     mk_learn_begin(comm, call, ar);
     int ret = mk_gpu_order_before(g, stream, &captured, &moved);
     if (!ret)
-        ret = ar->latency ? launch_latency(comm, &p, ar, stream) : launch(comm, &p, ar, stream);
+        ret = ar->latency ? launch_latency(comm, &p, ar, stream) : launch(comm, &p, ar, large, stream);
     return mk_gpu_launched(comm, ret, stream, captured);
 }

@@ -9,6 +9,11 @@
 #include "tile/tile_cuda.cuh"
 MK_DEV void mk_tile_gemm(const struct mk_ar *ar, const struct mk_ar_block *blk);
 MK_DEV void mk_tile_op(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_op *op);
+/* Tiles are placed where their sums leave shared memory (tile/gemm_ar_sm90.cuh), or not at all. */
+MK_DEV bool mk_tile_place(const struct mk_ar *, uint32_t)
+{
+    return false;
+}
 #include "ops/gemm_ar_need_do.h"
 
 #include "cuda/gemm_ar_trace.cuh"
@@ -36,8 +41,8 @@ struct mk_block_words {
     struct mk_trace_words trace;
 };
 
-/* Positions of the launch, in shared memory where there are not too many. */
-#define MK_POS_MAX 64
+/* Positions of the launch, in shared memory where there are not too many: of nine peers. */
+#define MK_POS_MAX 54
 
 /* ---- words of the NIC ----
  *

@@ -52,9 +52,11 @@ struct mk_gemm_ar_hopper {
     mk_gemm_sm90 gemm;
     alignas(128) CUtensorMap chunk; /* C in boxes of box_rows x box_cols */
     int32_t box_rows, box_cols;
+    alignas(128) CUtensorMap slot[MK_AR_PLACES]; /* rings that tiles are placed in */
     alignas(128) mk_ar ar; /* tensor maps are aligned to 64 or 128 bytes, by CUDA's version */
 };
-static_assert(offsetof(mk_gemm_ar_hopper, chunk) == 512 && offsetof(mk_gemm_ar_hopper, ar) == 768,
+static_assert(offsetof(mk_gemm_ar_hopper, chunk) == 512 && offsetof(mk_gemm_ar_hopper, slot) == 768 &&
+                  offsetof(mk_gemm_ar_hopper, ar) == 1792,
               "as in gemm_ar.c");
 
 template <int BN, int LAYOUT>
@@ -65,7 +67,8 @@ static __device__ __forceinline__ void mk_gemm_ar_run(const mk_gemm_ar_hopper &p
     mk_block_words *words = &own->words;
     for (uint32_t i = threadIdx.x; i < sizeof(mk_ar) / 4; i += MK_AR_THREADS)
         ((uint32_t *)ar)[i] = ((const uint32_t *)&p.ar)[i];
-    mk_session<BN, LAYOUT, MK_TILE_F16 != 0> session(p.gemm, mk_bulk_base(), ar, &words->blk, &own->pipe);
+    mk_session<BN, LAYOUT, MK_TILE_F16 != 0> session(p.gemm, mk_bulk_base(), ar, &words->blk, &own->pipe,
+                                                     p.slot);
     static_assert(mk_gemm_sm90_size<BN>::stages * mk_gemm_sm90_size<BN>::stage + mk_gemm_sm90_size<BN>::out +
                           256 <=
                       MK_AR_WORDS,
@@ -85,6 +88,9 @@ static __device__ __forceinline__ void mk_gemm_ar_run(const mk_gemm_ar_hopper &p
         mk_mbar_init(mk_smem(&own->pipe.go), 1);
         for (uint32_t i = 0; i < MK_TILES_AHEAD; i++)
             mk_mbar_init(mk_smem(&own->pipe.tile_read[i]), MK_DEV_LANES / 32);
+        own->pipe.asked = MK_NOT_ASKED;
+        for (uint32_t i = 0; i < MK_TILES_KEPT; i++)
+            own->pipe.place[i] = MK_NO_PLACE;
         own->pipe.s = own->pipe.phase = own->pipe.tiles = 0;
         own->bulk.map = &p.chunk;
         own->bulk.box_rows = p.box_rows;
@@ -97,6 +103,8 @@ static __device__ __forceinline__ void mk_gemm_ar_run(const mk_gemm_ar_hopper &p
         mk_regs_down<40>();
         if (threadIdx.x == MK_DEV_LANES)
             session.serve();
+        else if (threadIdx.x / 32 == MK_DEV_LANES / 32 + 1 && p.ar.place_rows)
+            session.place();
         return;
     }
     mk_regs_up<232>();

@@ -42,6 +42,9 @@ struct mk_gpu {
     bool launched;
     mk_cu_ptr trace; /* timeline: counts of the blocks, then their events; 0: off */
     uint32_t trace_room;
+    struct mk_cu_map
+        place[MK_AR_PLACES]; /* rings that tiles are placed in, as rows of place_cols elements; 0: none yet */
+    int place_cols, place_dtype;
     int pair_blocks; /* of K (pair.c): how many it has of what the process's communicators share; 0: none were asked for */
 };
 

@@ -4,7 +4,8 @@
  * gemm_ar_run.h. Runs on blocks (CPU: threads), all of which poll all roles and never wait inside a task.
  *
  * A chunk's way, seen from its local owner g (o is another local rank, e another node):
- *   TILE     COMPUTE  tile of the own partial product into C
+ *   TILE     COMPUTE  tile of the own partial product into C; into the slot too that PUSH, or SUM of one rank a node, would
+ *                     copy it to, if that is granted by then: a piece all of whose tiles are there is not copied
  *   PUSH     INTRA    o's chunk: C -> partial-in at o                                    (G > 1)
  *   SUM      SEND     node sum of the partials -> sum-out, command to the NIC -> sum-in at e  (D > 1)
  *   REDUCE   RECV     D = 1: sum of the partials; D = 2: own node sum + sum-in; D > 2, chunks of this node: own node
@@ -103,6 +104,8 @@ struct mk_ar {
         pos; /* the launch's positions in the block's own memory (mk_ar_pos_at), or NULL: those of the state */
     uint64_t *tile_flag; /* [tiles]: {tag, parts written}; who writes: COMPUTE (gpu) */
     uint32_t tile_parts; /* of a tile: writers that publish on their own (warpgroups); CPU: 1 */
+    uint32_t
+        place_rows; /* a slot as rows of a panel's width: so many; 0: tiles go to C alone (mk_ar_place_rows) */
     /* Of the controller: mk_ctl_conf.start; what is known of a state's costs when it gets another number; so many
      * communicate whatever its target (0: as it says). */
     uint32_t control_start, control_number, control_cost[2], control_pin;
@@ -122,6 +125,16 @@ struct mk_ar {
     uint32_t queues, header_queues; /* of communication; headers are the first of them */
     struct mk_ar_queue queue[MK_AR_QUEUES];
     void *host; /* machine side: bells, scratch */
+};
+
+/* In tile_flag, with each part: the part is in its slot too. Readers of one tile's parts compare the rest. */
+#define MK_TILE_PLACED (1u << 24)
+#define MK_AR_PLACES 8 /* rings that tiles are placed in, at most */
+/* Where a tile is in its slot, in a ring seen as one matrix whose rows are those of a panel. */
+struct mk_ar_place {
+    int32_t kind, peer; /* of the queue that would copy it: PUSH or SUM */
+    int32_t ring;       /* number of its ring: mk_peer_index */
+    uint32_t row, col;
 };
 
 struct mk_task {

@@ -162,15 +162,16 @@ MK_DEV void mk_ar_header_in(const struct mk_ar *ar, const struct mk_ar_block *bl
 
 /* ---- tasks ---- */
 
-/* The whole tile is in C, stored by this block. */
-MK_DEV void mk_ar_publish_tile(const struct mk_ar *ar, const struct mk_ar_block *blk, uint32_t tile)
+/* The whole tile is in C, stored by this block; placed: and in its slot. */
+MK_DEV void mk_ar_publish_tile(const struct mk_ar *ar, const struct mk_ar_block *blk, uint32_t tile,
+                               bool placed)
 {
 #if MK_MUTATE != 6
     mk_fence_async();
     mk_block_sync();
 #endif
     if (mk_lane() == 0)
-        mk_count_add(&ar->tile_flag[tile], blk->tag, ar->tile_parts);
+        mk_count_add(&ar->tile_flag[tile], blk->tag, ar->tile_parts * (placed ? 1 + MK_TILE_PLACED : 1));
 }
 
 MK_DEV uint64_t mk_ar_bytes(const struct mk_ar *ar, uint32_t chunk, uint32_t elem)
@@ -293,7 +294,7 @@ MK_DEV void mk_ar_do_chunk(const struct mk_ar *ar, const struct mk_ar_block *blk
     if (mk_lane() == 0 && blk->task.kind == MK_AR_PUSH)
         mk_ar_post_local(ar, MK_CLASS_PARTIAL, blk->task.peer, p);
 #endif
-    if (op.r.rows)
+    if (op.r.rows && !mk_ar_placed(ar, blk, &blk->task))
         mk_tile_op(ar, blk, &op);
     mk_fence_async();
     mk_block_sync(); /* the block's reads and writes are over */
@@ -309,7 +310,7 @@ MK_DEV void mk_ar_do(const struct mk_ar *ar, struct mk_ar_block *blk)
     switch (t->kind) {
     case MK_AR_TILE:
         mk_tile_gemm(ar, blk);
-        mk_ar_publish_tile(ar, blk, t->chunk);
+        mk_ar_publish_tile(ar, blk, t->chunk, ar->place_rows && mk_tile_place(ar, t->chunk));
         break;
     case MK_AR_HDR_OUT_LOCAL:
     case MK_AR_HDR_OUT_NODE:

@@ -8,8 +8,8 @@
  *       MK_NEXT_IDLE: machine's way to wait a little
  *   mk_ar_leave(ar, blk): the last block waits for mk_ar_drained, then mk_ar_advance
  *
- * The tile side (tile/tile_cpu.h, tile/tile_cuda.cuh, tile/tile_stub.cuh) supplies mk_tile_gemm, mk_tile_op and the
- * waits and wake-ups mk_pause, mk_wake_self, mk_wake_local, mk_wake_proxy. */
+ * The tile side (tile/tile_cpu.h, tile/tile_cuda.cuh, tile/tile_stub.cuh) supplies mk_tile_gemm, mk_tile_op, mk_tile_place
+ * (this block's tile, which is in C, into its slot too if that may be; false: it is not there) and the waits and wake-ups mk_pause, mk_wake_self, mk_wake_local, mk_wake_proxy. */
 #pragma once
 #include "ops/gemm_ar.h"
 #if MK_CONTROL
@@ -37,7 +37,8 @@ MK_DEV bool mk_ar_has_tiles(const struct mk_ar *ar)
 }
 MK_DEV bool mk_ar_tile_ready(const struct mk_ar *ar, const struct mk_ar_block *blk, uint32_t tile)
 {
-    return mk_count_read(&ar->tile_flag[tile], mk_ar_tile_tag(blk)) == ar->tile_parts;
+    return (mk_count_read(&ar->tile_flag[tile], mk_ar_tile_tag(blk)) & (MK_TILE_PLACED - 1)) ==
+           ar->tile_parts;
 }
 
 /* ---- readiness ----
@@ -56,9 +57,9 @@ MK_DEV bool mk_ar_headers_match(const struct mk_ar *ar, const struct mk_ar_block
     return mk_count_peek(&ar->state->headers, blk->tag) == mk_ar_direct_peers(ar);
 }
 
-/* All tiles that touch the task's pieces are in C: those numbered from, from + step, ... */
-MK_DEV bool mk_ar_tiles_ready(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_task *t,
-                              uint32_t from, uint32_t step)
+/* Do the flags of all tiles that touch the task's pieces count `want` under `mask`? Those numbered from, from + step, ... */
+MK_DEV bool mk_ar_tiles_count(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_task *t,
+                              uint32_t from, uint32_t step, uint32_t mask, uint32_t want)
 {
     /* everything below 2^31; divisions are dear */
     const struct mk_grid *g = &ar->grid;
@@ -81,10 +82,17 @@ MK_DEV bool mk_ar_tiles_ready(const struct mk_ar *ar, const struct mk_ar_block *
     MK_ROLLED
     for (uint32_t i = from; i < nr * nc; i += step) {
         const uint32_t down = nc == 1 ? i : i / nc;
-        ready &= mk_count_peek(&ar->tile_flag[(r0 + down) * g->tile_cols + c0 + i - down * nc],
-                               mk_ar_tile_tag(blk)) == ar->tile_parts;
+        ready &= (mk_count_peek(&ar->tile_flag[(r0 + down) * g->tile_cols + c0 + i - down * nc],
+                                mk_ar_tile_tag(blk)) &
+                  mask) == want;
     }
     return ready;
+}
+/* All of them are in C. */
+MK_DEV bool mk_ar_tiles_ready(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_task *t,
+                              uint32_t from, uint32_t step)
+{
+    return mk_ar_tiles_count(ar, blk, t, from, step, MK_TILE_PLACED - 1, ar->tile_parts);
 }
 
 MK_DEV void mk_need_set(struct mk_need *need, int what, int cls, int32_t peer, uint32_t n)
@@ -181,6 +189,95 @@ MK_DEV bool mk_ar_headers_over(const struct mk_ar *ar, const struct mk_ar_block 
 MK_DEV bool mk_ar_ready(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_task *t)
 {
     return mk_ar_headers_over(ar, blk, t->kind) & mk_ar_ready_part(ar, blk, t, 0, 1);
+}
+
+/* ---- placing: a tile is stored where PUSH, or SUM of one rank a node, would copy it to ----
+ *
+ * The slot is written under the same conditions as by the task itself: its position is granted, which once true stays so until
+ * the chunk is sent; slots go by position, so nobody else writes there. What was stored is ordered before the tile's flag as
+ * C is. A tile whose slot is not granted in time is copied as ever. Nobody waits. */
+
+/* The host, when grid and rings are known: mk_ar.place_rows. A tile must be whole rows of one panel of one chunk. */
+MK_DEV uint32_t mk_ar_place_rows(const struct mk_ar *ar)
+{
+    const struct mk_grid *g = &ar->grid;
+    const struct mk_topo *t = &ar->rings.topo;
+    const uint64_t row = (uint64_t)mk_panel_cols(g) * mk_elem_bytes(ar->dtype);
+    const bool as_is =
+        t->nlocal > 1 || !ar->wire_fp32 || ar->dtype == 0; /* node sums of another type are converted */
+    return as_is && !ar->skip_comm && !ar->skip_compute && !ar->latency && !mk_ar_alone(ar) && row &&
+                   g->chunk_m % g->tile_m == 0 && mk_panel_cols(g) % g->tile_n == 0 &&
+                   g->chunk_n % mk_panel_cols(g) == 0 && ar->rings.slot_bytes % row == 0
+               ? (uint32_t)(ar->rings.slot_bytes / row)
+               : 0;
+}
+/* Where ring `ring` of those begins in its memory (the peer's staging for PUSH, the own for SUM). */
+MK_DEV uint64_t mk_ar_place_base(const struct mk_ar *ar, int32_t ring)
+{
+    const struct mk_topo *t = &ar->rings.topo;
+    return t->nlocal > 1
+               ? mk_in_slot(&ar->rings, MK_CLASS_PARTIAL, mk_peer_of_index(t->local, ring), t->local, 0)
+               : mk_out_slot(&ar->rings, MK_CLASS_SUM, mk_peer_of_index(t->node, ring), 0);
+}
+/* All lanes of a warp: may the tile be stored there now, and where? What it reads of other ranks is ordered before what follows. */
+MK_DEV bool mk_ar_place_tile(const struct mk_ar *ar, uint32_t tile, struct mk_ar_place *at)
+{
+    /* everything below 2^31 */
+    const struct mk_grid *g = &ar->grid;
+    const struct mk_topo *tp = &ar->rings.topo;
+    const uint32_t m = (uint32_t)g->m, n = (uint32_t)g->n, width = (uint32_t)mk_panel_cols(g);
+    const uint32_t tr = tile / g->tile_cols, row = tr * (uint32_t)g->tile_m,
+                   col = (tile - tr * g->tile_cols) * (uint32_t)g->tile_n;
+    const uint32_t cr = row / (uint32_t)g->chunk_m, cc = col / (uint32_t)g->chunk_n,
+                   top = cr * (uint32_t)g->chunk_m, left = cc * (uint32_t)g->chunk_n;
+    const uint32_t panel = (col - left) / width, begins = left + panel * width;
+    const uint32_t high = m - top < (uint32_t)g->chunk_m ? m - top : (uint32_t)g->chunk_m;
+    const uint32_t chunk = cr * g->chunk_cols + cc, owned = chunk / (uint32_t)tp->nlocal;
+    struct mk_need need;
+    struct mk_task t;
+    bool granted = true;
+    if (row + (uint32_t)g->tile_m > m || begins + width > n)
+        return false; /* at an edge: other strides */
+    t.kind = MK_AR_PUSH;
+    t.peer = (int32_t)(chunk - owned * (uint32_t)tp->nlocal);
+    t.owned = t.item = owned;
+    if (t.peer == tp->local) {
+        if (tp->nlocal > 1)
+            return false; /* what is summed here is read from C */
+        t.kind = MK_AR_SUM;
+        t.item = tp->nnodes == 2 ? owned : owned / (uint32_t)tp->nnodes;
+        t.peer = tp->nnodes == 2 ? 1 - tp->node : (int32_t)(owned - t.item * (uint32_t)tp->nnodes);
+        if (t.peer == tp->node)
+            return false;
+    }
+    at->kind = t.kind;
+    at->peer = t.peer;
+    at->ring = mk_peer_index(t.kind == MK_AR_PUSH ? tp->local : tp->node, t.peer);
+    if (at->ring >= MK_AR_PLACES)
+        return false;
+#if MK_MUTATE != 8
+    MK_ROLLED
+    for (uint32_t i = mk_warp_lane(); mk_ar_need(ar, &t, i, &need); i += mk_warp_lanes())
+        granted &= mk_ar_holds(ar, &need);
+#else
+    (void)need;
+#endif
+    if (!mk_warp_all(granted))
+        return false;
+    mk_peeked();
+    const int cls = t.kind == MK_AR_PUSH ? MK_CLASS_PARTIAL : MK_CLASS_SUM;
+    at->row = mk_slot_of(ar->rings.slots[cls], mk_ar_pos_out(ar, cls, t.peer, t.item)) * ar->place_rows +
+              panel * high + row - top;
+    at->col = col - begins;
+    return true;
+}
+/* All lanes of a warp: are all tiles of a ready task's pieces in the slot that it would copy them to? */
+MK_DEV bool mk_ar_placed(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_task *t)
+{
+    if (!ar->place_rows || !(t->kind == MK_AR_PUSH || (t->kind == MK_AR_SUM && ar->rings.topo.nlocal == 1)))
+        return false;
+    return mk_warp_all(mk_ar_tiles_count(ar, blk, t, mk_warp_lane(), mk_warp_lanes(), 0xffffffffu,
+                                         ar->tile_parts * (1 + MK_TILE_PLACED)));
 }
 
 /* ---- claim ---- */

@@ -48,6 +48,13 @@ static __device__ __forceinline__ void mk_tile_at(uint32_t t, uint32_t rows, uin
     *col = in / height;
 }
 
+/* A box of the packed tile is stored into C alone. Else: one thread, the box stands in shared memory at `buffer`, swizzled. */
+struct mk_store_c_alone {
+    __device__ __forceinline__ void operator()(uint32_t, int) const
+    {
+    }
+};
+
 template <int BN, int LAYOUT, bool F16, int CM> struct mk_gemm_sm90_block {
     static constexpr int TA = LAYOUT == 2, TB = LAYOUT != 0, STAGES = mk_gemm_sm90_size<BN>::stages;
     static constexpr int BOXES = BN / 64, BUFFERS = BN >= 128 ? 2 : 1;
@@ -156,9 +163,9 @@ template <int BN, int LAYOUT, bool F16, int CM> struct mk_gemm_sm90_block {
     }
 
     /* One box of 64 x 64 of the packed tile leaves: registers -> shared memory -> C. */
-    template <int BOX>
+    template <int BOX, class Also>
     __device__ __forceinline__ void store_box(const uint32_t (&packed)[BN / 4], uint32_t wg, uint32_t thread,
-                                              int32_t m0, int32_t n0)
+                                              int32_t m0, int32_t n0, const Also &also)
     {
         const uint32_t buffer = out + (wg * BUFFERS + BOX % BUFFERS) * 8192;
         const uint32_t warp = thread / 32, lane = thread % 32, row = (lane / 8 % 2) * 8 + lane % 8;
@@ -177,17 +184,19 @@ template <int BN, int LAYOUT, bool F16, int CM> struct mk_gemm_sm90_block {
         if (thread == 0) {
             if (m0 < p.m && n0 + BOX * 64 < p.n)
                 mk_tma_store(&p.c, buffer, n0 + BOX * 64, m0);
+            also(buffer, BOX);
             mk_tma_commit();
         }
     }
-    template <int BOX>
+    template <int BOX, class Also = mk_store_c_alone>
     __device__ __forceinline__ void store_from(const uint32_t (&packed)[BN / 4], uint32_t wg, uint32_t thread,
-                                               int32_t m0, int32_t n0, uint32_t first)
+                                               int32_t m0, int32_t n0, uint32_t first,
+                                               const Also &also = Also())
     {
         if (BOX >= first)
-            store_box<BOX>(packed, wg, thread, m0, n0);
+            store_box<BOX>(packed, wg, thread, m0, n0, also);
         if constexpr (BOX + 1 < BOXES)
-            store_from<BOX + 1>(packed, wg, thread, m0, n0, first);
+            store_from<BOX + 1>(packed, wg, thread, m0, n0, first, also);
     }
 
     struct pipe {
@@ -210,19 +219,19 @@ template <int BN, int LAYOUT, bool F16, int CM> struct mk_gemm_sm90_block {
         }
     }
     /* The first BOXES steps of a tile, each with one box of the tile before. */
-    template <int BOX>
-    __device__ __forceinline__ void first_steps(float (&acc)[BN / 2], pipe &q,
-                                                const uint32_t (&packed)[BN / 4], uint32_t wg,
-                                                uint32_t thread, bool have, int32_t m0, int32_t n0)
+    template <int BOX, class Also = mk_store_c_alone>
+    __device__ __forceinline__ void
+    first_steps(float (&acc)[BN / 2], pipe &q, const uint32_t (&packed)[BN / 4], uint32_t wg, uint32_t thread,
+                bool have, int32_t m0, int32_t n0, const Also &also = Also())
     {
         if (BOX < ktiles) {
             step_begin(acc, q, wg, BOX);
             if (have)
-                store_box<BOX>(packed, wg, thread, m0, n0);
+                store_box<BOX>(packed, wg, thread, m0, n0, also);
             step_end(q, thread, BOX);
         }
         if constexpr (BOX + 1 < BOXES)
-            first_steps<BOX + 1>(acc, q, packed, wg, thread, have, m0, n0);
+            first_steps<BOX + 1>(acc, q, packed, wg, thread, have, m0, n0, also);
     }
 
     /* left: told what becomes of each tile; a tile's stores are issued while the next one multiplies. */

@@ -112,6 +112,17 @@ MK_PTX void mk_tma_load_multicast(uint32_t dst, const CUtensorMap *map, uint32_t
                  "l"(map), "r"(bar), "r"(x), "r"(y), "h"(mask)
                  : "memory");
 }
+/* A word of shared memory from one thread of the block to another, with what was written before it. */
+MK_PTX void mk_smem_release(uint32_t at, uint64_t v)
+{
+    asm volatile("st.release.cta.shared.u64 [%0], %1;" ::"r"(at), "l"(v) : "memory");
+}
+MK_PTX uint64_t mk_smem_acquire(uint32_t at)
+{
+    uint64_t v;
+    asm volatile("ld.acquire.cta.shared.u64 %0, [%1];" : "=l"(v) : "r"(at) : "memory");
+    return v;
+}
 MK_PTX void mk_tma_store(const CUtensorMap *map, uint32_t src, int32_t x, int32_t y)
 {
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),

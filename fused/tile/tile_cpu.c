@@ -3,6 +3,7 @@
 /* Sums and copies of chunks on the CPU. All sums are fp32, in the order of the numerics contract: local ranks 0, 1,
  * .. within a node (then rounded to the wire type), nodes 0, 1, .. (then bias, activation, rounding to T). */
 #include "tile/tile_cpu.h"
+#include "ops/gemm_ar_run.h"
 #include "tile/convert.h"
 #include <math.h>
 #include <string.h>
@@ -31,6 +32,20 @@ void mk_tile_gemm(const struct mk_ar *ar, const struct mk_ar_block *blk)
                      (const uint8_t *)ar->a + (size_t)a_at * elem, ar->lda,
                      (const uint8_t *)ar->b + (size_t)b_at * elem, ar->ldb, c_at(ar, r.row, r.col), ar->ldc,
                      h->scratch[blk->ticket]);
+}
+
+bool mk_tile_place(const struct mk_ar *ar, uint32_t tile)
+{
+    const struct mk_rect r = mk_tile_rect(&ar->grid, tile);
+    const size_t elem = mk_elem_bytes(ar->dtype), pitch = (size_t)mk_panel_cols(&ar->grid) * elem;
+    struct mk_ar_place at;
+    if (!mk_ar_place_tile(ar, tile, &at))
+        return false;
+    uint8_t *to = (at.kind == MK_AR_PUSH ? ar->peer_staging[at.peer] : ar->net_staging) +
+                  mk_ar_place_base(ar, at.ring) + at.row * pitch + at.col * elem;
+    for (int i = 0; i < r.rows; i++)
+        memcpy(to + (size_t)i * pitch, c_at(ar, r.row + i, r.col), (size_t)r.cols * elem);
+    return true;
 }
 
 /* Where column c of row i of the piece is in every slot, in bytes. */

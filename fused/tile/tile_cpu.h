@@ -38,6 +38,7 @@ const char *mk_gemm_cpu_name(void);
 
 void mk_tile_gemm(const struct mk_ar *ar, const struct mk_ar_block *blk);
 void mk_tile_op(const struct mk_ar *ar, const struct mk_ar_block *blk, const struct mk_op *op);
+bool mk_tile_place(const struct mk_ar *ar, uint32_t tile);
 
 static inline void mk_wake_proxy(const struct mk_ar *ar)
 {

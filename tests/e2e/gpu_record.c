@@ -59,7 +59,7 @@ static size_t parameter_bytes(const char *name)
            : !strcmp(name, "pair_check")            ? sizeof(struct mk_check)
            : !strncmp(name, "gemm_ar_ll", 10)       ? 0
            : !strncmp(name, "gemm_ar_portable", 16) ? sizeof(struct mk_ar)
-           : !strncmp(name, "gemm_ar", 7)           ? 768 + sizeof(struct mk_ar)
+           : !strncmp(name, "gemm_ar", 7)           ? 1792 + sizeof(struct mk_ar)
                                                     : 0;
 }
 void gpu_check(const struct gpu_launch *l)

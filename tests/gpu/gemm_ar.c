@@ -6,6 +6,7 @@
  * with M = 0 or K = 0. MK_COMM_BLOCKS=-1: all under the controller, but for those budgets.
  * Usage: gemm_ar [SHAPES] [CALLS] [SEED]. */
 #include "fused/comm.h" /* mk_comm_start */
+#include "fused/cuda/gpu.h"
 #include "mk/fused.h"
 #include "mkernel.h"
 #include "tests/bench/gpu.h"
@@ -332,6 +333,31 @@ static void many_calls(int calls)
     }
 }
 
+/* Tiles of the last launch, of at most `most`, that went into their slots too as they left. */
+static uint32_t placed(size_t most)
+{
+    struct mk_ar ar;
+    uint64_t *flag = calloc(most, sizeof(*flag)), epoch;
+    uint32_t n = 0;
+    mk_gpu_bind(comm, &ar);
+    gpu_get(&epoch, (gpu_ptr)(uintptr_t)&ar.state->epoch, sizeof(epoch));
+    gpu_get(flag, (gpu_ptr)(uintptr_t)ar.tile_flag, most * sizeof(*flag));
+    for (size_t i = 0; i < most; i++)
+        n += flag[i] >> 32 == (uint32_t)(epoch - 1) && (uint32_t)flag[i] >= MK_TILE_PLACED;
+    free(flag);
+    return n;
+}
+static void some_placed(const struct shape *s)
+{
+    const bool can =
+        mk_gpu_hopper(comm) && (info.local_nranks > 1 || (info.nnodes > 1 && comm->gpu->net_reaches));
+    const uint32_t n = placed((size_t)((s->m + 127) / 128 * ((s->n + 127) / 128)));
+    if (can ? !n && s->m % 128 == 0 : n != 0) /* tiles at an edge never are */
+        fail(s->text, can ? "no tile was placed in its slot" : "tiles were placed where that cannot be");
+    if (!info.rank)
+        printf("%s: %u tiles went into their slots as they left\n", s->text, n);
+}
+
 static void large(int64_t m, int64_t n, int64_t k, mk_layout_t layout)
 {
     struct job j;
@@ -350,6 +376,8 @@ static void large(int64_t m, int64_t n, int64_t k, mk_layout_t layout)
         if (call(&j, 0) || finish(s.text))
             break;
         const uint64_t h = hash_c(&j);
+        if (!i)
+            some_placed(&s);
         if (i && h != first)
             fail(s.text, budget[i] ? "other bits at another budget" : "other bits in another run");
         first = h;

@@ -8,7 +8,7 @@
 set -u
 build=$1 caught=" 5 7 " failed=0
 shift
-[ $# -gt 0 ] || set -- 1 2 3 4 5 7
+[ $# -gt 0 ] || set -- 1 2 3 4 5 7 8
 rebuild() { # MUTATION; nvcc reads the variable
     rm -f "$build/fused/gemm_ar_bf16.fatbin"
     NVCC_APPEND_FLAGS="-DMK_MUTATE=$1" ninja -C "$build" mkrun mknic test_gpu_steady >"$build/mutant.log" 2>&1 ||

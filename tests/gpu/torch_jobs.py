@@ -36,7 +36,7 @@ def hundred():
             exact(f"{what} {i}", y, a.want)
         same(what)
 
-    watch("jobs: hundred communicators", 200)
+    watch("jobs: hundred communicators", 250)
     calls(groups, 1)
     say(f"jobs: {n} communicators made after {time.time() - began:.1f} s")
     calls(groups, 79)

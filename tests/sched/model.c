@@ -5,6 +5,7 @@
  * protocol occurs. It must always finish, with the right bits; with credits lost on the wire it must not, or the
  * model could not see a deadlock. */
 #include "world.h"
+#include "fused/ops/gemm_ar_run.h"
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -14,14 +15,15 @@
 static const int topologies[][2] = {{2, 1}, {1, 3}, {2, 2}, {3, 1}, {4, 1}, {3, 2}, {5, 1}, {2, 3}};
 #define NTOPO ((int)(sizeof(topologies) / sizeof(topologies[0])))
 
-/* Small tiles and chunks whose borders do not meet; 1, 2 or 4 panels a chunk, and of a panel as many pieces, on each rank as
- * it likes, of which a task takes some. */
+/* Small tiles and chunks whose borders do not meet, or chunks of whole tiles, which are placed in their slots where these are
+ * granted; 1, 2 or 4 panels a chunk, and of a panel as many pieces, on each rank as it likes, of which a task takes some. */
 static void small_grid(struct world *w, uint64_t seed)
 {
+    const bool whole = seed % 4 < 2;
     for (int i = 0; i < w->n; i++) {
         w->r[i].ar.grid.tile_m = 8;
-        w->r[i].ar.grid.tile_n = 24;
-        w->r[i].ar.grid.chunk_m = 12;
+        w->r[i].ar.grid.tile_n = whole ? 16 >> seed / 2 % 3 : 24;
+        w->r[i].ar.grid.chunk_m = whole ? 16 : 12;
         w->r[i].ar.grid.chunk_n = 16;
         w->r[i].ar.grid.panels_log2 = (int32_t)(seed / 2 % 3);
         w->r[i].ar.grid.panel_n = 16 >> w->r[i].ar.grid.panels_log2;
@@ -31,7 +33,22 @@ static void small_grid(struct world *w, uint64_t seed)
         w->r[i].ar.grid.edge_first = (int32_t)(seed / 7 % 3);
         w->r[i].ar.grid.edge_last = (int32_t)(seed / 3 % 3);
         mk_grid_count(&w->r[i].ar.grid);
+        w->r[i].ar.place_rows = mk_ar_place_rows(&w->r[i].ar);
+        assert_true(whole == (w->r[i].ar.place_rows > 0) || w->r[i].ar.wire_fp32);
     }
+}
+/* Of the last call: tiles in their slots, and those in C alone. */
+static struct {
+    uint32_t in_slot, in_c;
+} placed;
+static void count_placed(const struct world *w)
+{
+    for (int i = 0; i < w->n; i++)
+        for (uint32_t t = 0; w->r[i].ar.place_rows && t < mk_tiles(&w->r[i].ar.grid); t++)
+            if ((uint32_t)w->r[i].tile_flag[t] >= MK_TILE_PLACED)
+                placed.in_slot++;
+            else
+                placed.in_c++;
 }
 
 /* The multiply's bits depend on its tile, and this test has its own: K = 1 has one product and no sum. */
@@ -57,6 +74,7 @@ static int play(int t, uint64_t seed, int calls, int lose)
         }
         small_grid(w, seed);
         deadlocks += world_run_steps(w);
+        count_placed(w);
         if (!deadlocks && !lose)
             assert_int_equal(world_verify(w, &c, &err), 0);
     }
@@ -72,6 +90,7 @@ static void every_schedule_finishes(void **state)
             if (play(t, seed, 3, 0))
                 fail_msg("%dx%d, seed %lu: deadlock", topologies[t][0], topologies[t][1],
                          (unsigned long)seed);
+    assert_true(placed.in_slot > 0 && placed.in_c > 0);
 }
 
 /* Calls in a row: ranks that have finished one are in the next, and send before the others have come there. mismatch: so many

@@ -245,6 +245,7 @@ int world_prepare(struct world *w, const struct world_call *c)
         r->ar.net_words = r->fixed;
         r->ar.net_staging = r->staging;
         r->ar.tile_parts = 1;
+        r->ar.place_rows = mk_ar_place_rows(&r->ar);
         r->ar.peer_fixed = r->peer_fixed;
         r->ar.peer_staging = r->peer_staging;
         r->ar.ring = r->ring;

@@ -37,7 +37,7 @@
 /* Mutation builds: MK_MUTATE=n drops one ordering or one message, and a stress test must notice.
  *   1 release of an arrival flag · 2 acquire of an arrival flag · 3 a credit (every 97th) · 4 local completion
  *   before reuse · 5 arrival flag before the payload · 6 fence and barrier before a tile's ready flag · 7 every credit
- *   from the 1000th on (3 heals: credits are cumulative) */
+ *   from the 1000th on (3 heals: credits are cumulative) · 8 a tile is placed in a slot that was not granted */
 #ifndef MK_MUTATE
 #define MK_MUTATE 0
 #endif
