@@ -580,6 +580,8 @@ static int finish(struct mk_p2p_req *r, bool *done, size_t *sizes)
     for (int i = 0; sizes && !status && i < r->n; i++)
         sizes[i] = c->tx ? ((struct mk_p2p_send *)r)->size : ((struct mk_p2p_recv *)r)->sub[i].got;
     struct mk_p2p_req **list = c->tx ? &c->tx->free : &c->rx->free;
+    if (c->tx)
+        c->tx->used--;
     r->next = *list;
     *list = r;
     *done = !status;

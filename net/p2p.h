@@ -23,6 +23,8 @@
 #define MK_P2P_GRACE_NS 1000000000ull
 /* After what time a small receive is announced too. */
 #define MK_P2P_SMALL_NS 100000000ull
+/* For how many sends after one that had company a sender counts as one of several messages at a time. */
+#define MK_P2P_CROWD 32u
 
 /* Per tag: the number of the next message. */
 struct mk_p2p_tag {
@@ -118,6 +120,8 @@ struct mk_p2p_tx {
     struct mk_p2p_send req[MK_P2P_SENDS];
     struct mk_p2p_req *free;
     struct mk_p2p_req *wait_first, **wait_last; /* not sent yet */
+    unsigned used;                              /* requests that are not free */
+    unsigned crowd; /* sends until it counts as one of single messages; 0: it does */
     struct mk_p2p_offer offer[MK_P2P_MAIL];
     uint32_t mail_first, mail_next;  /* positions: oldest open, next to look at */
     uint64_t mail_seen[MK_P2P_MAIL]; /* uses of each note */

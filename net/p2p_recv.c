@@ -7,7 +7,10 @@
 #include "p2p.h"
 #include <string.h>
 
-#define PATIENCE 64u /* looks */
+/* Looks that an announcement waits for company; and where the sender wants an earlier one first, which is announced: 64 looks
+ * are less than a message of 256 KiB takes, so each of them would go alone. */
+#define PATIENCE 64u
+#define PATIENCE_BEHIND 1024u
 
 static struct mk_p2p_slot *slot_at(struct mk_p2p_rx *rx, uint64_t message)
 {
@@ -324,16 +327,47 @@ static int post_mail(struct mk_p2p_comm *c, uint32_t first, uint32_t count)
     return mk_p2p_put(c, &put, 1);
 }
 
-/* While the sender has enough to go on with, announcements wait for company: one put carries many. Not for ever: it may
- * want just this one. One alone that may come without waits too. */
-static bool may_wait(struct mk_p2p_rx *rx)
+/* Is an earlier one of its tag announced, and not received? */
+static bool has_open(const struct mk_p2p_rx *rx, const struct mk_p2p_sub *s)
 {
-    const bool alone = !rx->huge && rx->large + rx->open == 1;
-    if ((rx->large >= rx->open && !alone) || ++rx->waits >= PATIENCE) {
-        rx->waits = 0;
-        return false;
-    }
+    for (const struct mk_p2p_req *q = rx->open_first; q; q = q->next)
+        for (int i = 0; i < q->n; i++) {
+            const struct mk_p2p_sub *other = &((const struct mk_p2p_recv *)q)->sub[i];
+            if (other->state == MK_P2P_ANNOUNCED && other->tag == s->tag &&
+                (int32_t)(other->number - s->number) < 0)
+                return true;
+        }
+    return false;
+}
+
+/* Does the sender want another one before each of those that are to be announced? Messages of a tag are sent in order, and
+ * one that was announced needs nothing more from here: while it has not come, those behind it are not missed. */
+static bool all_behind(const struct mk_p2p_comm *c)
+{
+    const struct mk_p2p_rx *rx = c->rx;
+    for (const struct mk_p2p_req *q = rx->open_first; q; q = q->next)
+        for (int i = 0; i < q->n; i++) {
+            const struct mk_p2p_sub *s = &((const struct mk_p2p_recv *)q)->sub[i];
+            if (s->state == MK_P2P_POSTED && is_large(c, s) && !has_open(rx, s))
+                return false;
+        }
     return true;
+}
+
+/* While the sender has enough to go on with, announcements wait for company: one put carries many. Enough is more than twice
+ * what waits: with half of all in one put, what is in flight comes in bursts, which leave the cache. Not for ever: it may
+ * want just this one, soon where nothing of its tag is announced. One alone that may come without waits too. */
+static bool may_wait(const struct mk_p2p_comm *c)
+{
+    struct mk_p2p_rx *rx = c->rx;
+    const bool alone = !rx->huge && rx->large + rx->open == 1, enough = rx->large * 2 < rx->open;
+    if (enough || alone) {
+        rx->waits++;
+        if (rx->waits % PATIENCE || (enough && rx->waits < PATIENCE_BEHIND && all_behind(c)))
+            return true;
+    }
+    rx->waits = 0;
+    return false;
 }
 
 /* In order of posting, as far as the mailbox has room; what lies together goes in one put. */
@@ -430,7 +464,7 @@ int mk_p2p_rx_progress(struct mk_p2p_comm *c, struct mk_p2p_recv *r)
         if (r->sub[i].state == MK_P2P_ANNOUNCED)
             ret = look(c, r, &r->sub[i], r->sub[i].mail % MK_P2P_MAIL);
     if (!ret && c->rx->unannounced &&
-        ((c->rx->large && !may_wait(c->rx)) || c->rx->small_too || asked(c) || stuck(c)))
+        ((c->rx->large && !may_wait(c)) || c->rx->small_too || asked(c) || stuck(c)))
         ret = announce(c);
     return ret ? ret : give_credit(c);
 }

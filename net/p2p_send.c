@@ -183,10 +183,12 @@ static bool on_gpu(const struct mk_p2p_send *s)
     return s->size && s->mr && s->mr->gpu;
 }
 
-/* With nothing else under way, the network would be idle until an announcement comes. */
+/* With nothing else under way, the network would be idle until an announcement comes. Not so where several are sent at a
+ * time, though this one may find the network idle: the next ones come behind it, and the receiver has better to do than to
+ * copy it. */
 static bool is_alone(const struct mk_p2p_comm *c, const struct mk_p2p_send *s)
 {
-    return !mk_p2p_pending(c) && (!c->tx->wait_first || c->tx->wait_first == &s->base);
+    return !c->tx->crowd && !mk_p2p_pending(c) && (!c->tx->wait_first || c->tx->wait_first == &s->base);
 }
 
 /* May this message go at once? Then the ring for it, else -1. */
@@ -413,6 +415,7 @@ static int post(struct mk_p2p_comm *c, const uint8_t *data, size_t size, int tag
     if (mk_p2p_tag_next(&c->tags, tag, &next))
         return MK_ERR_NOMEM;
     tx->free = s->base.next;
+    tx->crowd = tx->used++ ? MK_P2P_CROWD : tx->crowd - (tx->crowd != 0);
     s->base.next = NULL;
     s->base.n = 1;
     s->base.left = 0;
@@ -427,6 +430,7 @@ static int post(struct mk_p2p_comm *c, const uint8_t *data, size_t size, int tag
     if (ret) {
         s->base.next = tx->free;
         tx->free = &s->base;
+        tx->used--;
         return ret;
     }
     if (s->waiting) {

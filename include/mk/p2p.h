@@ -9,7 +9,7 @@
  * Matching: the k-th message sent with a tag meets the k-th receive posted with that tag.
  * Ways of a message: at most MK_P2P_EAGER bytes travel at once, into a ring at the receiver, with size and tag in front
  * (one write); over software networks, whose receivers have time for a copy, up to MK_P2P_EAGER_LARGE,
- * and up to MK_P2P_EAGER_IDLE while nothing else is under way (net/NOTES.md says what was tried). More waits until the receiver has written {place,
+ * and up to MK_P2P_EAGER_IDLE from a sender of one message at a time (net/NOTES.md says what was tried). More waits until the receiver has written {place,
  * key, size, tag} into a mailbox at the sender, and is then written straight into the posted buffer (one write; two if it
  * is shorter than what was posted). GPU memory is sent from and received into by the network alone: always so.
  *

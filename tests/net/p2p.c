@@ -229,6 +229,137 @@ static int crowded(struct half *h)
     return half_step(h);
 }
 
+/* Until nothing of ours is under way, as a sender that is to be alone wants it; at most 10 s. */
+static int until_idle(struct half *h)
+{
+    const uint64_t end = mk_time_ns() + 10000000000ull;
+    for (bool busy = true; busy; half_drive(h->p, 1)) {
+        pthread_mutex_lock(&h->p->lock);
+        busy = mk_p2p_pending(h->tx) != 0;
+        pthread_mutex_unlock(&h->p->lock);
+        CHECK(!busy || mk_time_ns() < end);
+    }
+    return 0;
+}
+
+enum { WANTED = 6, WANTED_BYTES = 128 << 10 };
+
+/* Does the network have a ring for them, and one rail carry them? */
+static bool may_go_at_once(const struct half *h)
+{
+    return h->p->ring[MK_P2P_LARGE].bytes && !mk_p2p_striped(h->tx, WANTED_BYTES);
+}
+
+/* Several large messages of one tag, and then one of another tag, which is wanted first. `at_once`: how many of them went
+ * before their receives were announced. */
+static int several(struct half *h, uint64_t *at_once)
+{
+    struct mk_p2p_req *s[WANTED], *r[WANTED];
+    const uint64_t before = h->tx->tx->eager;
+    CHECK_OK(until_idle(h));
+    for (int i = 0; i < WANTED; i++) {
+        paint(h->mem + i * WANTED_BYTES, WANTED_BYTES, (unsigned)i);
+        CHECK_OK(post_send(h->tx, h->mem + i * WANTED_BYTES, WANTED_BYTES, i == WANTED - 1, h->tx_mr, &s[i]));
+    }
+    *at_once = h->tx->tx->eager - before;
+    CHECK_OK(half_step(h));
+    for (int k = 0; k < WANTED; k++) {
+        const int i = (k + WANTED - 1) % WANTED;
+        uint8_t *in = half_in(h) + i * WANTED_BYTES;
+        memset(in, 0xee, WANTED_BYTES);
+        CHECK_OK(post_recv(h->rx, in, WANTED_BYTES, i == WANTED - 1, h->rx_mr, &r[i]));
+        if (!k) { /* in spite of all that was sent before it */
+            CHECK_OK(finish_two(s[i], r[i], NULL));
+            CHECK(painted(in, WANTED_BYTES, (unsigned)i));
+        }
+    }
+    for (int i = 0; i < WANTED - 1; i++) {
+        CHECK_OK(finish_two(s[i], r[i], NULL));
+        CHECK(painted(half_in(h) + i * WANTED_BYTES, WANTED_BYTES, (unsigned)i));
+    }
+    CHECK(h->tx->tx->eager - before == *at_once);
+    return half_step(h);
+}
+
+/* A sender of several messages at a time cannot know which of them is wanted first, and when: once it has shown to be one,
+ * none of its large messages lies in the receiver's ring before that. */
+static int wanted_first(struct half *h)
+{
+    uint64_t at_once;
+    CHECK_OK(half_join(h));
+    CHECK_OK(several(h, &at_once)); /* the first one was alone */
+    CHECK(at_once == may_go_at_once(h));
+    for (int round = 0; round < 10; round++) {
+        CHECK_OK(several(h, &at_once));
+        CHECK(!at_once);
+    }
+    return half_step(h);
+}
+
+/* One large message at a time goes at once, also after a time of several. */
+static int one_at_a_time(struct half *h)
+{
+    uint64_t at_once;
+    CHECK_OK(half_join(h));
+    const bool large = may_go_at_once(h);
+    for (int round = 0; round < 2; round++) {
+        CHECK_OK(several(h, &at_once));
+        for (unsigned i = 1; i < MK_P2P_CROWD + 5; i++) {
+            struct mk_p2p_req *s, *r;
+            CHECK_OK(until_idle(h));
+            const uint64_t before = h->tx->tx->eager;
+            paint(h->mem, WANTED_BYTES, i);
+            CHECK_OK(post_send(h->tx, h->mem, WANTED_BYTES, 0, h->tx_mr, &s));
+            CHECK(h->tx->tx->eager - before == (large && i >= MK_P2P_CROWD));
+            CHECK_OK(half_step(h)); /* nothing is posted for it until here */
+            CHECK_OK(post_recv(h->rx, half_in(h), WANTED_BYTES, 0, h->rx_mr, &r));
+            CHECK_OK(finish_two(s, r, NULL));
+            CHECK(painted(half_in(h), WANTED_BYTES, i));
+            CHECK_OK(half_step(h));
+        }
+    }
+    return half_step(h);
+}
+
+/* Counts looks, not time. */
+static int look_often(struct mk_p2p_req *r, int times)
+{
+    bool done = false;
+    for (int k = 0; k < times; k++) {
+        CHECK_OK(mk_p2p_test(r, &done, NULL));
+        CHECK(!done);
+    }
+    return 0;
+}
+
+/* A receive behind an announced one of its tag waits for company, which goes in the same put, for long but not for ever; one
+ * of a tag that nothing is announced for does not wait long, and takes the others along. */
+static int behind(struct half *h)
+{
+    enum { N = 8, BYTES = 512 << 10, OTHER = 6 };
+    static const uint32_t announced[N] = {1, 2, 3, 3, 5, 5, 7, 7};
+    struct mk_p2p_req *s[N], *r[N];
+    CHECK_OK(half_join(h));
+    for (int round = 0; round < 3; round++) {
+        const struct mk_p2p_rx *rx = h->rx->rx;
+        const uint32_t before = rx->mail_next;
+        for (int i = 0; i < N; i++) {
+            CHECK_OK(post_recv(h->rx, half_in(h) + i * BYTES, BYTES, i == OTHER, h->rx_mr, &r[i]));
+            CHECK_OK(look_often(r[i], 300));
+            CHECK(rx->mail_next - before == announced[i]);
+        }
+        CHECK_OK(look_often(r[0], 2000));
+        CHECK(rx->mail_next - before == N);
+        CHECK_OK(half_step(h));
+        for (int i = 0; i < N; i++)
+            CHECK_OK(post_send(h->tx, h->mem + i * BYTES, BYTES, i == OTHER, h->tx_mr, &s[i]));
+        for (int i = 0; i < N; i++)
+            CHECK_OK(finish_two(s[i], r[i], NULL));
+        CHECK_OK(half_step(h));
+    }
+    return half_step(h);
+}
+
 /* Both ends in one process and thread, and many comms of one listener. */
 static int itself(struct half *h)
 {
@@ -288,14 +419,19 @@ CASE(in_flight)
 CASE(grouped)
 CASE(new_tags)
 CASE(crowded)
+CASE(wanted_first)
+CASE(one_at_a_time)
+CASE(behind)
 CASE(itself)
 
 int main(int argc, char **argv)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_sizes),     cmocka_unit_test(test_unequal),
-                                       cmocka_unit_test(test_in_flight), cmocka_unit_test(test_grouped),
-                                       cmocka_unit_test(test_new_tags),  cmocka_unit_test(test_crowded),
-                                       cmocka_unit_test(test_itself)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sizes),        cmocka_unit_test(test_unequal),
+        cmocka_unit_test(test_in_flight),    cmocka_unit_test(test_grouped),
+        cmocka_unit_test(test_new_tags),     cmocka_unit_test(test_crowded),
+        cmocka_unit_test(test_wanted_first), cmocka_unit_test(test_one_at_a_time),
+        cmocka_unit_test(test_behind),       cmocka_unit_test(test_itself)};
     transport = argc > 1 ? argv[1] : "loop";
     if (argc > 2 && !strncmp(transport, "gpu", 3)) { /* MKNIC comes next; over loop */
         const int ret = half_gpu(transport, argv[2]);
