@@ -11,6 +11,7 @@
 #include "p2p_sock.h"
 #include "engine.h"
 #include <errno.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,6 +21,7 @@
 
 #define REAP_EVERY 16u
 #define LOOK_EVERY 64u
+#define YIELD_EVERY 16u
 #define LINGERS 64u
 #define SEE_OFF_NS 2000000u
 #define HURRY_NS 1000000000u
@@ -352,7 +354,7 @@ void mk_p2p_comm_close(struct mk_p2p_comm *c)
     if (!c)
         return;
     struct mk_p2p *p = c->p;
-    pthread_mutex_lock(&p->lock);
+    mk_p2p_lock(p);
     struct mk_p2p_comm **at = &p->comms;
     while (*at && *at != c)
         at = &(*at)->next;
@@ -392,7 +394,7 @@ void mk_p2p_close(struct mk_p2p *p)
 {
     if (!p)
         return;
-    pthread_mutex_lock(&p->lock);
+    mk_p2p_lock(p);
     mk_p2p_listeners_close(p);
     mk_p2p_meets_close(p);
     drain(p);
@@ -453,7 +455,7 @@ int mk_p2p_reg(struct mk_p2p_comm *c, void *addr, size_t len, struct mk_p2p_mr *
         return ret;
     /* may wait for kernels that wait for us: without the lock */
     ret = mk_p2p_ports_export(c->p, addr, len, x);
-    pthread_mutex_lock(&c->p->lock);
+    mk_p2p_lock(c->p);
     ret = mr_add(m, mk_p2p_ports_reg(c->p, m, x, ret), out);
     pthread_mutex_unlock(&c->p->lock);
     return ret;
@@ -466,7 +468,7 @@ int mk_p2p_reg_dmabuf(struct mk_p2p_comm *c, void *addr, size_t len, uint64_t of
     int ret = mr_new(c, addr, len, &m);
     if (ret)
         return ret;
-    pthread_mutex_lock(&c->p->lock);
+    mk_p2p_lock(c->p);
     ret = mr_add(m, mk_p2p_ports_dmabuf(c->p, m, fd, offset), out);
     pthread_mutex_unlock(&c->p->lock);
     return ret;
@@ -474,7 +476,7 @@ int mk_p2p_reg_dmabuf(struct mk_p2p_comm *c, void *addr, size_t len, uint64_t of
 
 int mk_p2p_flush(struct mk_p2p_comm *c, struct mk_p2p_mr *mr)
 {
-    pthread_mutex_lock(&c->p->lock);
+    mk_p2p_lock(c->p);
     int ret = mk_mr_flush(mr->mr);
     for (unsigned i = 1; i < c->p->nports && !ret; i++)
         ret = mk_mr_flush(mr->port[i - 1].mr);
@@ -506,7 +508,7 @@ void mk_p2p_dereg(struct mk_p2p_comm *c, struct mk_p2p_mr *m)
 {
     if (!m)
         return;
-    pthread_mutex_lock(&c->p->lock);
+    mk_p2p_lock(c->p);
     struct mk_p2p_mr **at = &c->mrs;
     while (*at && *at != m)
         at = &(*at)->next;
@@ -588,20 +590,47 @@ static int finish(struct mk_p2p_req *r, bool *done, size_t *sizes)
     return status;
 }
 
+void mk_p2p_lock(struct mk_p2p *p)
+{
+    if (!pthread_mutex_trylock(&p->lock))
+        return;
+    __atomic_add_fetch(&p->waiting, 1, __ATOMIC_RELAXED);
+    pthread_mutex_lock(&p->lock);
+    __atomic_sub_fetch(&p->waiting, 1, __ATOMIC_RELAXED);
+}
+
+/* A test that finds another thread at work on the device says "not yet": the caller comes again, and that thread does the
+ * work for all. With a thread for each communicator, as NCCL has them, sleeping for the lock at each look would hand the
+ * device from one to the next at the pace at which threads wake up. Where processors are few the other one may be waiting
+ * for this one's: it gets it now and then. */
+static bool try_lock(struct mk_p2p_comm *c)
+{
+    struct mk_p2p *p = c->p;
+    if (!__atomic_load_n(&p->waiting, __ATOMIC_RELAXED) && !pthread_mutex_trylock(&p->lock))
+        return true;
+    if (__atomic_add_fetch(&c->missed, 1, __ATOMIC_RELAXED) % YIELD_EVERY == 0)
+        sched_yield();
+    return false;
+}
+
 int mk_p2p_test(struct mk_p2p_req *r, bool *done, size_t *sizes)
 {
     struct mk_p2p_comm *c = r->c;
     struct mk_p2p *p = c->p;
     int ret = 0;
     *done = false;
-    pthread_mutex_lock(&p->lock);
+    if (!try_lock(c))
+        return 0;
+    /* after a miss, what another thread has polled since the last look here is as good as polling once more */
+    const bool polled = __atomic_exchange_n(&c->missed, 0, __ATOMIC_RELAXED) && p->rounds != c->rounds;
     if (!complete(r) && !c->error)
         step(c, r);
-    if (!complete(r) && !c->error) {
+    if (!complete(r) && !c->error && !polled) {
         const int events = mk_p2p_progress(p);
         if (events)
             step(c, r);
     }
+    c->rounds = p->rounds;
     if (!complete(r) && !c->error && ++c->looks % LOOK_EVERY == 0)
         look(c);
     if (r->status)

@@ -215,6 +215,8 @@ struct mk_p2p_comm {
     int error;     /* sticky */
     uint64_t gone_ns;
     unsigned looks;
+    unsigned missed; /* tests in a row that did not get the lock; __atomic */
+    unsigned rounds; /* of the device's progress, at the last test that did */
     bool closed, fin_sent, fin_done, greeted;
     bool told_lost;   /* that a rail is */
     bool stopped;     /* the peer writes nothing more here (receiver); it was told so (sender) */
@@ -230,6 +232,7 @@ struct mk_p2p_meet;
 
 struct mk_p2p {
     pthread_mutex_t lock;
+    unsigned waiting; /* threads that sleep until they have it; __atomic. Who tests lets them go first */
     struct mk_settings s;
     struct mk_engine *e;                      /* the first port's; constant, like the others */
     struct mk_engine *port[MK_P2P_RAILS - 1]; /* of the second, ... */
@@ -260,6 +263,8 @@ struct mk_p2p {
 int mk_p2p_no_files(int ret, int err);
 
 /* p2p.c */
+/* Takes the device's lock, for what cannot be put off. */
+void mk_p2p_lock(struct mk_p2p *p);
 int mk_p2p_progress(struct mk_p2p *p);
 /* offer: of the connecting side, which is asked for links that match; NULL: it is this one. */
 int mk_p2p_comm_new(struct mk_p2p *p, bool sends, const char *peer_name, const struct mk_p2p_side *offer,

@@ -408,7 +408,7 @@ int mk_p2p_connect(struct mk_p2p *p, uint8_t handle[MK_P2P_HANDLE], struct mk_p2
 {
     struct mk_p2p_handle h;
     memcpy(&h, handle, sizeof(h));
-    pthread_mutex_lock(&p->lock);
+    mk_p2p_lock(p);
     const int ret = connect_locked(p, &h, out);
     pthread_mutex_unlock(&p->lock);
     memcpy(handle, &h, sizeof(h));
@@ -597,7 +597,7 @@ static int accept_locked(struct mk_p2p_listener *l, struct mk_p2p_comm **out)
 
 int mk_p2p_accept(struct mk_p2p_listener *l, struct mk_p2p_comm **out)
 {
-    pthread_mutex_lock(&l->p->lock);
+    mk_p2p_lock(l->p);
     const int ret = accept_locked(l, out);
     pthread_mutex_unlock(&l->p->lock);
     return ret;
@@ -624,7 +624,7 @@ int mk_p2p_listen(struct mk_p2p *p, uint8_t handle[MK_P2P_HANDLE], struct mk_p2p
     h->key = mk_boot_random();
     h->token = p->token;
     h->check = check_of(h);
-    pthread_mutex_lock(&p->lock);
+    mk_p2p_lock(p);
     l->next = p->listeners;
     p->listeners = l;
     pthread_mutex_unlock(&p->lock);
@@ -654,7 +654,7 @@ void mk_p2p_listen_close(struct mk_p2p_listener *l)
     if (!l)
         return;
     struct mk_p2p *p = l->p;
-    pthread_mutex_lock(&p->lock);
+    mk_p2p_lock(p);
     struct mk_p2p_listener **at = &p->listeners;
     while (*at && *at != l)
         at = &(*at)->next;

@@ -553,7 +553,7 @@ int mk_p2p_recv(struct mk_p2p_comm *c, int n, void *const *data, const size_t *s
     if (n < 1 || n > MK_P2P_RECVS)
         return mk_fail(MK_ERR_INVALID, "NET", "a receive of %d messages, 1 to %d go together", n,
                        MK_P2P_RECVS);
-    pthread_mutex_lock(&c->p->lock);
+    mk_p2p_lock(c->p);
     const int ret = c->error ? c->error : post(c, n, data, sizes, tags, mr, out);
     pthread_mutex_unlock(&c->p->lock);
     return ret;

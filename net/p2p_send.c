@@ -446,7 +446,7 @@ int mk_p2p_send(struct mk_p2p_comm *c, const void *data, size_t size, int tag, s
 {
     if (!c->tx)
         return mk_fail(MK_ERR_INVALID, "NET", "a send on a comm that receives");
-    pthread_mutex_lock(&c->p->lock);
+    mk_p2p_lock(c->p);
     const int ret = c->error ? c->error : post(c, data, size, tag, mr, out);
     pthread_mutex_unlock(&c->p->lock);
     return ret;

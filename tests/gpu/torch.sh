@@ -17,7 +17,7 @@
 #   ends    two graphs replayed in another order on one rank: an error, no hang; an abort with a sum under way; a sum by a
 #           pointer that nobody saw (CASES: mismatch abort pointer); a rank that calls by a
 #           pointer from before: an error, too
-#   jobs    CASES (hundred pointer absent sleeps): COMMUNICATORS (100) at once; a rank that calls by a pointer from the first call on; a
+#   jobs    CASES (hundred pointer absent sleeps): COMMUNICATORS (100) at once, with MK_FUSE=FUSE (on); a rank that calls by a pointer from the first call on; a
 #           rank without the plugin, NCCL over its own sockets; a rank that comes SLEEP (90) seconds late
 #   times   the pairs at SIZES, ROUNDS (15) rounds, with MK_FUSE=on and off in turn, over links of GBPS (0: not paced) Gbit/s
 #   steps   a training step and a round of the tensor-parallel API (WAYS), with MK_FUSE=off, on, and on by LD_PRELOAD in turns,
@@ -184,7 +184,10 @@ for part in "$@"; do
     jobs)
         for which in ${CASES:-hundred pointer absent sleeps}; do
             case $which in
-            hundred) LIMIT=${LIMIT:-280} job jobs.hundred on jobs hundred && counted jobs.hundred && reasons jobs.hundred ;;
+            hundred)
+                LIMIT=${LIMIT:-280} job jobs.hundred "${FUSE:-on}" jobs hundred
+                [ "${FUSE:-on}" = off ] || { counted jobs.hundred && reasons jobs.hundred; }
+                ;;
             pointer) job jobs.pointer on jobs pointer && counted jobs.pointer ;;
             absent)
                 export WITHOUT

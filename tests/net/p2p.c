@@ -4,6 +4,7 @@
 #include "mk/err.h"
 #include "net/p2p.h"
 #include "tests/net/p2p_help.h"
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -407,6 +408,72 @@ static int itself(struct half *h)
     return 0;
 }
 
+/* A thread for each pair of comms, as NCCL has a progress thread for each communicator; the device is shared. There and back, a
+ * message that goes at once and, now and then, one that is announced. */
+struct own {
+    struct half *h;
+    struct mk_p2p_comm *tx, *rx;
+    struct mk_p2p_mr *tx_mr, *rx_mr;
+    size_t at;
+    unsigned seed;
+    int failed;
+};
+enum { OWN_THREADS = 8, OWN_ROUNDS = 60, OWN_BYTES = 300000 };
+
+static int there_and_back(struct own *o)
+{
+    uint8_t *from = o->h->mem + o->at, *to = half_in(o->h) + o->at;
+    for (unsigned i = 0; i < OWN_ROUNDS; i++) {
+        const size_t n = i % 20 == 7 ? OWN_BYTES : 64 + i;
+        struct mk_p2p_req *r, *s;
+        size_t got = 0;
+        CHECK_OK(post_recv(o->rx, half_there(to), n, 0, o->rx_mr, &r));
+        for (int turn = 0; turn < 2; turn++) {
+            if (turn == o->h->who) {
+                paint(from, n, o->seed + i + 1000u * (unsigned)turn);
+                CHECK_OK(post_send(o->tx, half_there(from), n, 0, o->tx_mr, &s));
+                CHECK_OK(finish(s, NULL));
+            } else {
+                CHECK_OK(finish(r, &got));
+                CHECK(got == n && painted(to, n, o->seed + i + 1000u * (unsigned)turn));
+            }
+        }
+    }
+    return 0;
+}
+static void *own_thread(void *arg)
+{
+    struct own *o = arg;
+    o->failed = there_and_back(o);
+    return NULL;
+}
+static int own_threads(struct half *h)
+{
+    struct own o[OWN_THREADS];
+    pthread_t t[OWN_THREADS];
+    int failed = 0;
+    CHECK_OK(half_join(h));
+    for (int i = 0; i < OWN_THREADS; i++) {
+        o[i] = (struct own){.h = h, .at = (size_t)i << 20, .seed = 77u * (unsigned)i};
+        CHECK_OK(half_meet(h, h->p, &o[i].tx, &o[i].rx));
+        CHECK_OK(mk_p2p_reg(o[i].tx, half_there(h->mem + o[i].at), OWN_BYTES, &o[i].tx_mr));
+        CHECK_OK(mk_p2p_reg(o[i].rx, half_there(half_in(h) + o[i].at), OWN_BYTES, &o[i].rx_mr));
+    }
+    CHECK_OK(half_step(h));
+    for (int i = 0; i < OWN_THREADS; i++)
+        CHECK_OK(pthread_create(&t[i], NULL, own_thread, &o[i]));
+    for (int i = 0; i < OWN_THREADS; i++) {
+        pthread_join(t[i], NULL);
+        failed |= o[i].failed;
+    }
+    CHECK_OK(half_serve(h));
+    for (int i = 0; i < OWN_THREADS; i++) {
+        mk_p2p_comm_close(o[i].tx);
+        mk_p2p_comm_close(o[i].rx);
+    }
+    return failed;
+}
+
 #define CASE(fn)                                                                                             \
     static void test_##fn(void **state)                                                                      \
     {                                                                                                        \
@@ -423,6 +490,7 @@ CASE(wanted_first)
 CASE(one_at_a_time)
 CASE(behind)
 CASE(itself)
+CASE(own_threads)
 
 int main(int argc, char **argv)
 {
@@ -431,7 +499,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_in_flight),    cmocka_unit_test(test_grouped),
         cmocka_unit_test(test_new_tags),     cmocka_unit_test(test_crowded),
         cmocka_unit_test(test_wanted_first), cmocka_unit_test(test_one_at_a_time),
-        cmocka_unit_test(test_behind),       cmocka_unit_test(test_itself)};
+        cmocka_unit_test(test_behind),       cmocka_unit_test(test_itself),
+        cmocka_unit_test(test_own_threads)};
     transport = argc > 1 ? argv[1] : "loop";
     if (argc > 2 && !strncmp(transport, "gpu", 3)) { /* MKNIC comes next; over loop */
         const int ret = half_gpu(transport, argv[2]);
