@@ -24,6 +24,9 @@ SUMS = 4 * BLOCKS  # all-reduces of a step: behind attention and MLP, and in fro
 BATCHES = 4
 
 
+looked_at = None  # a list: checksums of what SumOverRanks gave
+
+
 class CopyToRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -41,6 +44,8 @@ class SumOverRanks(torch.autograd.Function):
     def forward(ctx, x):
         ctx.mark_dirty(x)
         dist.all_reduce(x)
+        if looked_at is not None:
+            looked_at.append(checksum(x).item())
         return x
 
     @staticmethod
@@ -126,10 +131,25 @@ def data():
     return (xs / 32).to(torch.bfloat16), wants
 
 
+def alike_at_first(model, x, name):
+    """What the ranks should share: weights, each sum of a forward pass, and what each makes of these by itself."""
+    global looked_at
+    looked_at = []
+    with torch.no_grad():
+        y = model.forward(x)
+    whole = [checksum(m).item() for m, s in zip(model.masters, model.sharded) if not s]
+    for what, mine in (("weights", whole), ("sums", looked_at), ("output", [checksum(y).item()])):
+        wrong = [i for t in gathered(mine) for i in range(len(mine)) if t[i] != mine[i]]
+        if wrong:
+            fail(f"{name}: before the first step another rank has other {what}, number {wrong}")
+    looked_at = None
+
+
 def train(way, seed, steps, xs, wants):
     """Losses, sums of the bits (losses, unsharded weights, all weights), milliseconds of the steps."""
     model = Model(seed)
     x, want = xs[0].clone(), wants[0].clone()
+    alike_at_first(model, x, f"{way}, seed {seed}")
     side = gpu.Stream()
     side.wait_stream(gpu.current_stream())
     with gpu.stream(side):  # what is made at the first call is made before the capture
