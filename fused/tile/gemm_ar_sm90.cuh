@@ -93,6 +93,7 @@ template <int BN, int LAYOUT, bool F16> struct mk_session : mk_gemm_sm90_block<B
     {
         mk_mbar_wait(read(n), (n / MK_TILES_AHEAD & 1) ^ 1);
         words->tile[n % MK_TILES_KEPT] = t;
+        words->place[n % MK_TILES_KEPT] = MK_NO_PLACE; /* a number's 12 bits come again */
         mk_smem_release(mk_smem(&words->asked), (uint64_t)t << 32 | n);
         n++;
     }
