@@ -11,7 +11,6 @@
 #include "p2p_sock.h"
 #include "engine.h"
 #include <errno.h>
-#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +20,7 @@
 
 #define REAP_EVERY 16u
 #define LOOK_EVERY 64u
-#define YIELD_EVERY 16u
+#define MISSES 64u
 #define LINGERS 64u
 #define SEE_OFF_NS 2000000u
 #define HURRY_NS 1000000000u
@@ -601,16 +600,17 @@ void mk_p2p_lock(struct mk_p2p *p)
 
 /* A test that finds another thread at work on the device says "not yet": the caller comes again, and that thread does the
  * work for all. With a thread for each communicator, as NCCL has them, sleeping for the lock at each look would hand the
- * device from one to the next at the pace at which threads wake up. Where processors are few the other one may be waiting
- * for this one's: it gets it now and then. */
+ * device from one to the next at the pace at which threads wake up. But the lock may never be free at the moment of a try,
+ * beside threads that take it in a loop (accept, connect): after some misses it is waited for. */
 static bool try_lock(struct mk_p2p_comm *c)
 {
     struct mk_p2p *p = c->p;
     if (!__atomic_load_n(&p->waiting, __ATOMIC_RELAXED) && !pthread_mutex_trylock(&p->lock))
         return true;
-    if (__atomic_add_fetch(&c->missed, 1, __ATOMIC_RELAXED) % YIELD_EVERY == 0)
-        sched_yield();
-    return false;
+    if (__atomic_add_fetch(&c->missed, 1, __ATOMIC_RELAXED) % MISSES)
+        return false;
+    mk_p2p_lock(p);
+    return true;
 }
 
 int mk_p2p_test(struct mk_p2p_req *r, bool *done, size_t *sizes)

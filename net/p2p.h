@@ -169,6 +169,7 @@ struct mk_p2p_rx {
     unsigned huge;        /* of these: in any case */
     unsigned open;        /* announced, not received */
     unsigned waits;       /* looks since an announcement could have been made */
+    uint64_t waits_ns;    /* when the first of them was */
     /* the oldest receive that is not announced, since when it is that, and whether to announce it, small as it is */
     const struct mk_p2p_req *old;
     uint32_t old_number;

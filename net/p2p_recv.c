@@ -11,6 +11,7 @@
  * are less than a message of 256 KiB takes, so each of them would go alone. */
 #define PATIENCE 64u
 #define PATIENCE_BEHIND 1024u
+#define PATIENCE_BEHIND_NS 1000000u /* where looks are rare */
 
 static struct mk_p2p_slot *slot_at(struct mk_p2p_rx *rx, uint64_t message)
 {
@@ -362,8 +363,10 @@ static bool may_wait(const struct mk_p2p_comm *c)
     struct mk_p2p_rx *rx = c->rx;
     const bool alone = !rx->huge && rx->large + rx->open == 1, enough = rx->large * 2 < rx->open;
     if (enough || alone) {
-        rx->waits++;
-        if (rx->waits % PATIENCE || (enough && rx->waits < PATIENCE_BEHIND && all_behind(c)))
+        if (!rx->waits++)
+            rx->waits_ns = mk_time_ns();
+        if (rx->waits % PATIENCE || (enough && rx->waits < PATIENCE_BEHIND && all_behind(c) &&
+                                     mk_time_ns() - rx->waits_ns < PATIENCE_BEHIND_NS))
             return true;
     }
     rx->waits = 0;
@@ -472,7 +475,8 @@ int mk_p2p_rx_progress(struct mk_p2p_comm *c, struct mk_p2p_recv *r)
 void mk_p2p_answer_asks(struct mk_p2p *p)
 {
     for (struct mk_p2p_comm *c = p->comms; c; c = c->next)
-        if (c->rx && c->rx->unannounced && asked(c) && !c->error && c->l && !mk_link_error(c->l, NULL))
+        if (c->rx && c->rx->unannounced && (c->rx->large || asked(c)) && !c->error && c->l &&
+            !mk_link_error(c->l, NULL))
             mk_p2p_rx_progress(c, NULL);
 }
 

@@ -144,10 +144,10 @@ static int launch(struct mk_comm *comm, const struct mk_gemm_problem *p, struct 
         int ret = mk_gemm_cuda_maps(g->cu, p, bn, 1, &q.gemm);
         if (!ret)
             ret = mk_gemm_cuda_boxes(g->cu, p, q.box_rows, cols, &q.chunk);
-        if (!ret)
-            ret = place_maps(comm, p, ar, q.slot);
         if (ret)
             return ret;
+        if (place_maps(comm, p, ar, q.slot))
+            ar->place_rows = 0; /* it goes without */
         ar->tile_parts = 2;
         ar->patience_ns = PATIENCE_NS;
         mk_ar_list_queues(ar);

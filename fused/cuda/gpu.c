@@ -93,10 +93,11 @@ static int fill(struct mk_comm *comm)
 
 int mk_gpu_create(struct mk_comm *comm)
 {
-    struct mk_gpu *g = calloc(1, sizeof(*g));
+    struct mk_gpu *g = aligned_alloc(_Alignof(struct mk_gpu), sizeof(*g)); /* it holds tensor maps */
     const size_t n = (size_t)comm->topo.nlocal;
     if (!g)
         return mk_fail(MK_ERR_NOMEM, "FUSED", "no memory for a communicator");
+    memset(g, 0, sizeof(*g));
     comm->gpu = g;
     g->cu = mk_cuda_open(NULL);
     g->peer = calloc(n, sizeof(*g->peer));

@@ -110,8 +110,10 @@ static int map(struct mk_cu_map *out, int type, uint32_t rank, void *address, co
 {
     (void)type, (void)address, (void)strides, (void)steps, (void)interleave, (void)swizzle, (void)l2,
         (void)oob;
+    if ((uintptr_t)out % 64) /* what the driver refuses, or may */
+        return 1;
     memset(out, 0, sizeof(*out));
-    for (uint32_t i = 0; i < rank; i++) /* what the driver refuses */
+    for (uint32_t i = 0; i < rank; i++)
         if (!dims[i] || !box[i] || box[i] > 256)
             return 1;
     return 0;

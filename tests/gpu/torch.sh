@@ -237,13 +237,13 @@ for part in "$@"; do
     steps)
         for ((r = 1; r <= ${REPEATS:-3}; r++)); do
             for fuse in off on preload; do
-                export PRELOAD=
-                [ $fuse = off ] || [ $fuse = on ] || PRELOAD=1
+                with=
+                [ $fuse = off ] || [ $fuse = on ] || with=1
                 for program in train tp; do
                     words="${ROUNDS:-21} ${WAYS:-}"
                     [ $program = tp ] || words="${STEPS:-200} 1 $logs/steps.losses"
                     # shellcheck disable=SC2086
-                    MK_TUNER=on LIMIT=${LIMIT:-150} job "steps.$program.$fuse.$r" "${fuse/preload/on}" $program $words >"$logs/steps.$program.$fuse.$r"
+                    PRELOAD=$with MK_TUNER=on LIMIT=${LIMIT:-150} job "steps.$program.$fuse.$r" "${fuse/preload/on}" $program $words >"$logs/steps.$program.$fuse.$r"
                     [ $fuse = off ] || echo "$program, $fuse: $(total "steps.$program.$fuse.$r" OVERLAP) overlapped, $(total "steps.$program.$fuse.$r" PLAIN) plain, $(total "steps.$program.$fuse.$r" NCCL) NCCL's"
                 done
             done

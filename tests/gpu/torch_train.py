@@ -18,7 +18,7 @@ from torch_help import CPU, capture, checksum, device, expect, fail, finish, gat
 
 DETERMINISTIC = os.environ.get("MK_DETERMINISTIC") == "1"
 FUSED = os.environ.get("MK_FUSE", "off") != "off"
-COUNTED = FUSED and os.environ.get("MK_TUNER") == "off"  # else it may leave sums to NCCL
+COUNTED = FUSED and os.environ.get("MK_TUNER") != "on"  # else it may leave sums to NCCL
 BLOCKS, BATCH, LENGTH, WIDTH, HEADS, OUT = (2, 2, 32, 64, 4, 16) if CPU else (2, 4, 512, 1024, 16, 64)
 SUMS = 4 * BLOCKS  # all-reduces of a step: behind attention and MLP, and in front of them on the way back
 BATCHES = 4

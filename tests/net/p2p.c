@@ -420,25 +420,30 @@ struct own {
 };
 enum { OWN_THREADS = 8, OWN_ROUNDS = 60, OWN_BYTES = 300000 };
 
-static int there_and_back(struct own *o)
+static int there_and_back_once(struct own *o, size_t n, unsigned i)
 {
     uint8_t *from = o->h->mem + o->at, *to = half_in(o->h) + o->at;
-    for (unsigned i = 0; i < OWN_ROUNDS; i++) {
-        const size_t n = i % 20 == 7 ? OWN_BYTES : 64 + i;
-        struct mk_p2p_req *r, *s;
-        size_t got = 0;
-        CHECK_OK(post_recv(o->rx, half_there(to), n, 0, o->rx_mr, &r));
-        for (int turn = 0; turn < 2; turn++) {
-            if (turn == o->h->who) {
-                paint(from, n, o->seed + i + 1000u * (unsigned)turn);
-                CHECK_OK(post_send(o->tx, half_there(from), n, 0, o->tx_mr, &s));
-                CHECK_OK(finish(s, NULL));
-            } else {
-                CHECK_OK(finish(r, &got));
-                CHECK(got == n && painted(to, n, o->seed + i + 1000u * (unsigned)turn));
-            }
+    struct mk_p2p_req *r, *s;
+    size_t got = 0;
+    CHECK_OK(post_recv(o->rx, half_there(to), n, 0, o->rx_mr, &r));
+    for (int turn = 0; turn < 2; turn++) {
+        const unsigned seed = o->seed + i + 1000u * (unsigned)turn;
+        if (turn == o->h->who) {
+            paint(from, n, seed);
+            CHECK_OK(post_send(o->tx, half_there(from), n, 0, o->tx_mr, &s));
+            CHECK_OK(finish(s, NULL));
+        } else {
+            CHECK_OK(finish(r, &got));
+            CHECK(got == n && painted(to, n, seed));
         }
     }
+    return 0;
+}
+static int there_and_back(struct own *o)
+{
+    for (unsigned i = 0; i < OWN_ROUNDS; i++)
+        if (there_and_back_once(o, i % 20 == 7 ? OWN_BYTES : 64 + i, i))
+            return 1;
     return 0;
 }
 static void *own_thread(void *arg)
@@ -474,6 +479,65 @@ static int own_threads(struct half *h)
     return failed;
 }
 
+/* Beside a thread that takes the device's lock again and again, waiting for a peer that does not come. */
+static volatile bool accepting;
+static void *accept_nobody(void *arg)
+{
+    struct mk_p2p_listener *l = arg;
+    struct mk_p2p_comm *c = NULL;
+    while (accepting)
+        (void)mk_p2p_accept(l, &c);
+    return NULL;
+}
+static int beside_accept(struct half *h)
+{
+    enum { ROUNDS = 100 };
+    struct mk_p2p_listener *l;
+    uint8_t handle[MK_P2P_HANDLE];
+    pthread_t t;
+    CHECK_OK(half_join(h));
+    CHECK_OK(mk_p2p_listen(h->p, handle, &l));
+    accepting = true;
+    CHECK_OK(pthread_create(&t, NULL, accept_nobody, l));
+    const uint64_t end = mk_time_ns() + 30000000000ull; /* for all of them: less than a hundredth of that */
+    struct own o = {.h = h, .tx = h->tx, .rx = h->rx, .tx_mr = h->tx_mr, .rx_mr = h->rx_mr};
+    int failed = 0;
+    for (int i = 0; i < ROUNDS && !failed && mk_time_ns() < end; i++)
+        failed = there_and_back_once(&o, 64, (unsigned)i);
+    CHECK(!failed && mk_time_ns() < end);
+    CHECK_OK(half_serve(h));
+    accepting = false;
+    pthread_join(t, NULL);
+    mk_p2p_listen_close(l);
+    return 0;
+}
+
+/* Both wait for what they have sent before they look at what they receive. */
+static int send_first(struct half *h)
+{
+    enum { BYTES = 128 << 10, BURST = 6, EACH = 3 };
+    struct mk_p2p_req *r[BURST], *s[BURST];
+    CHECK_OK(half_join(h));
+    for (int n = BURST; n >= 1; n = n > EACH ? EACH : n - 1) {
+        for (int i = 0; i < n; i++)
+            CHECK_OK(post_recv(h->rx, half_there(half_in(h) + i * BYTES), BYTES, 0, h->rx_mr, &r[i]));
+        paint(h->mem, BYTES, (unsigned)n);
+        for (int i = 0; i < n; i++)
+            CHECK_OK(post_send(h->tx, half_there(h->mem), BYTES, 0, h->tx_mr, &s[i]));
+        if (n == BURST)
+            for (int i = 0; i < n; i++)
+                CHECK_OK(finish_two(s[i], r[i], NULL));
+        for (int i = 0; i < n && n < BURST; i++)
+            CHECK_OK(finish(s[i], NULL));
+        for (int i = 0; i < n && n < BURST; i++)
+            CHECK_OK(finish(r[i], NULL));
+        for (int i = 0; i < n; i++)
+            CHECK(painted(half_in(h) + i * BYTES, BYTES, (unsigned)n));
+        CHECK_OK(half_step(h));
+    }
+    return 0;
+}
+
 #define CASE(fn)                                                                                             \
     static void test_##fn(void **state)                                                                      \
     {                                                                                                        \
@@ -491,6 +555,8 @@ CASE(one_at_a_time)
 CASE(behind)
 CASE(itself)
 CASE(own_threads)
+CASE(beside_accept)
+CASE(send_first)
 
 int main(int argc, char **argv)
 {
@@ -500,7 +566,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_new_tags),     cmocka_unit_test(test_crowded),
         cmocka_unit_test(test_wanted_first), cmocka_unit_test(test_one_at_a_time),
         cmocka_unit_test(test_behind),       cmocka_unit_test(test_itself),
-        cmocka_unit_test(test_own_threads)};
+        cmocka_unit_test(test_own_threads),  cmocka_unit_test(test_beside_accept),
+        cmocka_unit_test(test_send_first)};
     transport = argc > 1 ? argv[1] : "loop";
     if (argc > 2 && !strncmp(transport, "gpu", 3)) { /* MKNIC comes next; over loop */
         const int ret = half_gpu(transport, argv[2]);

@@ -66,7 +66,7 @@ END
     mpicc -o "$out/mpi" "$out/mpi.c" || failed=1
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
     # What mpirun says of a rank's exit code differs in every run, so on stdout alone.
-    same MPI sh -c 'mpirun -n 3 "$0" 2>/dev/null' "$out/mpi"
+    same MPI sh -c 'timeout 60 mpirun -n 3 "$0" 2>/dev/null' "$out/mpi"
     grep -q '^3 ranks, sum 3$' "$out/want" || { echo "the MPI program said:"; cat "$out/want"; failed=1; }
 else
     echo "note: no mpirun: not tried with it"
