@@ -251,10 +251,10 @@ for part in "$@"; do
         # A program's line: '[0] train eager, seed 1: ... step 5.02 ms (...)'. With MK_FUSE=on train's last lines compare; the first counts.
         for fuse in off on preload; do
             for ((r = 1; r <= ${REPEATS:-3}; r++)); do
-                sed -nE "s/^\[0\] ((train|tp) [^:]*): .*(step|a round) ([0-9.]+) ms( .*|,.*|)$/$fuse|\1|\4/p" "$logs"/steps.*."$fuse.$r" |
-                    sort -s -t'|' -u -k 2,2
+                sed -nE "s/^\[0\] ((train|tp) [^:]*): .*(step|a round) ([0-9.]+) ms( .*|,.*|)$/$fuse|$r|\1|\4/p" "$logs"/steps.*."$fuse.$r" |
+                    sort -s -t'|' -u -k 3,3
             done
-        done | awk -F'|' '{n[$1, $2]++; ms[$1, $2, n[$1, $2]] = $3; what[$2] = 1}
+        done | awk -F'|' '{ms[$1, $3, $2] = $4; what[$3] = 1; if ($2 > repeats) repeats = $2}
             function median(v, k,  i, j, t) {
                 for (i = 2; i <= k; i++) for (j = i; j > 1 && v[j] < v[j - 1]; j--) {t = v[j]; v[j] = v[j - 1]; v[j - 1] = t}
                 return k % 2 ? v[(k + 1) / 2] : (v[k / 2] + v[k / 2 + 1]) / 2
@@ -262,7 +262,7 @@ for part in "$@"; do
             END {
                 for (w in what) for (f = 1; f <= 2; f++) {
                     way = f == 1 ? "on" : "preload"; line = ""; k = 0
-                    for (i = 1; i <= n["off", w] && i <= n[way, w]; i++) {
+                    for (i = 1; i <= repeats; i++) if (("off", w, i) in ms && (way, w, i) in ms) {
                         ratio[++k] = ms["off", w, i] / ms[way, w, i]
                         line = line sprintf(" %s/%s", ms["off", w, i], ms[way, w, i])
                     }
