@@ -197,7 +197,7 @@ MK_DEV bool mk_ar_ready(const struct mk_ar *ar, const struct mk_ar_block *blk, c
  * the chunk is sent; slots go by position, so nobody else writes there. What was stored is ordered before the tile's flag as
  * C is. A tile whose slot is not granted in time is copied as ever. Nobody waits. */
 
-/* The host, when grid and rings are known: mk_ar.place_rows. A tile must be whole rows of one panel of one chunk. */
+/* The host, when grid and rings are known: mk_ar.place_rows. Every whole tile must lie in one panel of one chunk. */
 MK_DEV uint32_t mk_ar_place_rows(const struct mk_ar *ar)
 {
     const struct mk_grid *g = &ar->grid;
