@@ -109,6 +109,7 @@ static void run_nccl(struct mk_pair *p, struct mk_pair_comm *c, const struct mk_
 {
     const bool grouped = t && t->depth;
     out->act = MK_PAIR_DO_NCCL;
+    out->again = c->shared.state == MK_PAIR_ENDED_OFF;
     out->order = mk_pair_order_of(p, c, &e->at, &out->node);
     consume(p, &e->at);
     mk_pair_issued(c, &e->at, grouped, out);
@@ -236,6 +237,15 @@ static int group_start(struct mk_pair *p, const struct mk_pair_event *e)
     return 0;
 }
 
+static void group_gap(struct mk_pair *p, const struct mk_pair_event *e)
+{
+    struct mk_pair_thread *t = mk_pair_thread_find(p, e->thread);
+    if (!t || !t->depth || MUTANT(250))
+        return;
+    t->ops++;
+    t->sole = false;
+}
+
 static int group_end(struct mk_pair *p, const struct mk_pair_event *e, struct mk_pair_out *out)
 {
     struct mk_pair_thread *t = mk_pair_thread_find(p, e->thread);
@@ -272,6 +282,11 @@ static int take(struct mk_pair *p, const struct mk_pair_event *e, struct mk_pair
     return 0;
 }
 
+bool mk_pair_idle(const struct mk_pair *p)
+{
+    return !p->open && !p->options.deterministic;
+}
+
 /* ---- dispatch ---- */
 
 static int dispatch(struct mk_pair *p, const struct mk_pair_event *e, struct mk_pair_out *out)
@@ -292,6 +307,9 @@ static int dispatch(struct mk_pair *p, const struct mk_pair_event *e, struct mk_
         return group_start(p, e);
     case MK_PAIR_EV_GROUP_END:
         return group_end(p, e, out);
+    case MK_PAIR_EV_GROUP_GAP:
+        group_gap(p, e);
+        return 0;
     case MK_PAIR_EV_REPLAY:
         mk_pair_replayed(p, &e->at);
         return 0;

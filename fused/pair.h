@@ -38,6 +38,7 @@ struct mk_pair_last {
     int32_t descriptor;
     uint64_t generation, capture, node;
     uint64_t enqueues, own; /* counters after its launch */
+    uint64_t untold;        /* before it */
     uint64_t deps[MK_PAIR_DEPS];
     uint32_t ndeps;
     uint64_t b;

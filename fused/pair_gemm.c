@@ -374,6 +374,7 @@ int mk_pair_gemm_step(struct mk_pair *p, const struct mk_pair_event *e, struct m
     memset(&l, 0, sizeof(l));
     l.any = true;
     l.capture = e->at.capture;
+    l.untold = e->at.untold;
     l.ndeps = e->at.ndeps;
     memcpy(l.deps, e->at.deps, sizeof(l.deps));
     l.blocking = e->at.blocking;
@@ -392,6 +393,7 @@ int mk_pair_gemm_step(struct mk_pair *p, const struct mk_pair_event *e, struct m
     l.reason = (uint8_t)reason;
     out->reason = (uint8_t)reason;
     out->act = reason ? MK_PAIR_DO_ORIGINAL : MK_PAIR_DO_G;
+    out->again = reason == MK_PAIR_GEMM_DTYPE && g->c_type != MK_BFLOAT16 && g->c_type != MK_FLOAT16;
     if (!reason) {
         l.ran_g = true;
         l.descriptor = e->at.capture ? MK_PAIR_OWN_DESCRIPTOR : (int32_t)(s - p->streams);

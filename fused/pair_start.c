@@ -33,6 +33,12 @@ static bool by_counters(struct mk_pair *p, const struct mk_pair_last *g, const s
 
 /* ---- the GEMM before a collective ---- */
 
+/* Some call since was not told. A capture's edges tell more than that. */
+static bool gone_by(const struct mk_pair_last *g, const struct mk_pair_at *at)
+{
+    return !at->capture && g->untold != at->untold && !MUTANT(249);
+}
+
 /* The stream's last GEMM; capturing also that of another stream of this capture on whose node the call depends. */
 static struct mk_pair_last *before(struct mk_pair *p, const struct mk_pair_at *at)
 {
@@ -53,8 +59,8 @@ static enum mk_pair_reason no_gemm(struct mk_pair *p, struct mk_pair_comm *c, co
 {
     for (uint32_t i = 0; i < p->nstreams; i++) {
         struct mk_pair_last *o = &p->streams[i].last;
-        if (o->any && !o->used && o->capture == at->capture && o->c == e->send && o->count == e->count &&
-            (p->streams[i].stream != at->stream || p->streams[i].ctx != at->ctx)) {
+        if (o->any && !o->used && !gone_by(o, at) && o->capture == at->capture && o->c == e->send &&
+            o->count == e->count && (p->streams[i].stream != at->stream || p->streams[i].ctx != at->ctx)) {
             if (!at->capture && o->c_type == e->dtype && o->ldc == o->n) {
                 /* A later capture may bring the two together: for that the record of (N, K) is enough. */
                 if (o->reason == MK_PAIR_UNKNOWN_SITE)
@@ -69,9 +75,9 @@ static enum mk_pair_reason no_gemm(struct mk_pair *p, struct mk_pair_comm *c, co
 
 /* Does the collective send just C? */
 static enum mk_pair_reason sends_c(const struct mk_pair_stream *s, const struct mk_pair_last *g,
-                                   const struct mk_pair_coll *e)
+                                   const struct mk_pair_coll *e, const struct mk_pair_at *at)
 {
-    if (g->used && !MUTANT(235))
+    if ((g->used && !MUTANT(235)) || gone_by(g, at))
         return MK_PAIR_NOT_LAST;
     if (s && s->last.copied && s->copy_to == e->send && s->copy_from == g->c)
         return MK_PAIR_COPY_BETWEEN;
@@ -129,7 +135,7 @@ enum mk_pair_reason mk_pair_how(struct mk_pair *p, struct mk_pair_comm *c, const
 {
     const struct mk_pair_stream *s = mk_pair_stream_find(p, at);
     struct mk_pair_last *g = before(p, at);
-    enum mk_pair_reason reason = g ? sends_c(s, g, e) : no_gemm(p, c, e, at);
+    enum mk_pair_reason reason = g ? sends_c(s, g, e, at) : no_gemm(p, c, e, at);
     if (!g || reason) {
         if (g && reason == MK_PAIR_NOT_LAST && no_gemm(p, c, e, at) == MK_PAIR_CROSS_STREAM)
             reason = MK_PAIR_CROSS_STREAM;

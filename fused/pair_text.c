@@ -59,6 +59,7 @@ static const struct {
     [MK_PAIR_UNHOOKED] = {"unhooked-call", "a collective was called through a pointer taken before us"},
     [MK_PAIR_UNSEEN] = {"unwitnessed", "the profiler does not see what the hooks see"},
     [MK_PAIR_UNKNOWN_SITE] = {"unknown-site", "no collective was seen after this GEMM yet"},
+    [MK_PAIR_IDLE] = {"idle", "no communicator of the process can fuse; their own lines say why"},
     [MK_PAIR_NEVER] = {"never", "MK_DETERMINISTIC=1 and first called before MK_FUSE_START"},
     [MK_PAIR_NOT_FUSED] = {"not-fused", "the collective that follows goes to NCCL"},
     [MK_PAIR_UNFOLLOWED] = {"unfollowed",

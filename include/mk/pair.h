@@ -74,9 +74,10 @@ enum mk_pair_reason {
     MK_PAIR_UNSEEN,   /* the hook saw some that the profiler did not */
     /* a GEMM stays the original */
     MK_PAIR_UNKNOWN_SITE, /* no collective was seen after it yet */
-    MK_PAIR_NEVER,        /* deterministic, and its first call was too early */
-    MK_PAIR_NOT_FUSED,    /* the collective that will follow goes to NCCL */
-    MK_PAIR_UNFOLLOWED,   /* outside of captures nothing overlapped it, some times in a row */
+    MK_PAIR_IDLE,       /* like others before it, which have their reasons, while it is idle (mk_pair_idle) */
+    MK_PAIR_NEVER,      /* deterministic, and its first call was too early */
+    MK_PAIR_NOT_FUSED,  /* the collective that will follow goes to NCCL */
+    MK_PAIR_UNFOLLOWED, /* outside of captures nothing overlapped it, some times in a row */
     MK_PAIR_GEMM_DTYPE,
     MK_PAIR_SCALARS, /* alpha is not 1, beta not 0, C is not D, or they are on the device */
     MK_PAIR_COMPUTE, /* pedantic, 16F, TF32, emulated, scaled */
@@ -96,7 +97,9 @@ enum mk_pair_reason {
 struct mk_pair_at {
     uint64_t ctx, stream; /* ids */
     uint64_t enqueues;    /* counted so far in the context, of all its streams */
-    uint64_t capture;     /* id; 0: the stream is not capturing */
+    uint64_t
+        untold; /* calls so far that were passed on without an event, of all threads: mk_pair_out.again */
+    uint64_t capture; /* id; 0: the stream is not capturing */
     /* Capturing: what the stream's next node would depend on, without those that another of them depends on itself (the
      * hook walks back a little in the graph): these order nothing. */
     uint64_t deps[MK_PAIR_DEPS];
@@ -119,6 +122,7 @@ enum mk_pair_event_kind {
     /* of this thread */
     MK_PAIR_EV_GROUP_START,
     MK_PAIR_EV_GROUP_END, /* before the real one; out.held: so many to TAKE */
+    MK_PAIR_EV_GROUP_GAP, /* members of its group were not told */
     /* of streams */
     MK_PAIR_EV_EDGE, /* an event was recorded or waited for on `at` */
     MK_PAIR_EV_COPY,
@@ -266,8 +270,11 @@ enum mk_pair_ask {                        /* what else to do */
 enum { MK_PAIR_OWN_DESCRIPTOR = -1 }; /* a captured pair's, owned by the graph */
 struct mk_pair_out {
     uint8_t act, reason, proof, order, record;
-    uint8_t room;   /* G: leave blocks to K, which may start early */
-    uint8_t fork;   /* K runs beside NCCL's rest: fork before the real group end, join after */
+    uint8_t room; /* G: leave blocks to K, which may start early */
+    uint8_t fork; /* K runs beside NCCL's rest: fork before the real group end, join after */
+    /* ORIGINAL, NCCL: a call like it will be decided alike, whatever comes before it, and need not be told: a GEMM of that type of
+     * C; any operation of the communicator, until something is told of that (COMM_*, but PROFILED) or is asked (ABORT, OFF). */
+    uint8_t again;
     uint8_t reduce; /* K: set the capture dependencies to G's node alone first, the others come before G */
     uint32_t asks;
     int32_t error;      /* FAIL: MK_ERR_* */
@@ -305,6 +312,10 @@ void mk_pair_destroy(struct mk_pair *p); /* NULL is allowed */
 /* Not thread safe: the caller locks. INVALID: an event that cannot be, NOMEM: one that could not be taken in (COMM_NEW,
  * COMM_ID, GROUP_START); nothing has changed. Otherwise 0, also where what is decided is to fail. */
 int mk_pair_step(struct mk_pair *p, const struct mk_pair_event *e, struct mk_pair_out *out);
+
+/* No communicator is known that can fuse, nor one that may be about to: every GEMM is the original, and none need be told. Never
+ * if deterministic, where a site's first call counts. */
+bool mk_pair_idle(const struct mk_pair *p);
 
 struct mk_pair_comm_facts {
     uint64_t id, number; /* commId (0: not tied), operations begun */

@@ -45,6 +45,67 @@ uint64_t mk_adapt_thread(void)
     return mine;
 }
 
+/* ---- calls that are passed on whatever comes before them ---- */
+
+/* Another one like them needs the recogniser only for a line that was not logged yet. An entry: the call's key, of which the low bits
+ * are what it is counted as. */
+#define PASSED 1024
+#define PASSED_AS 0x3ffu
+#define PASSED_GEMM 0x200u /* not a collective, a send or a receive */
+#define PASSED_IDLE 0x100u /* only while it is idle */
+#define PASSED_WHY 0xffu   /* enum mk_pair_reason */
+static uint64_t passed[PASSED], passed_as[PASSED_AS + 1], passed_since; /* atomic */
+
+static bool is_gemm(enum mk_hook_id id)
+{
+    return id <= MK_HOOK_cublasLtMatmul;
+}
+
+/* 0: none that could be passed on. Other values with each change of a communicator, whose handle may be used again. */
+static uint64_t passed_key(const struct mk_hook_event *h)
+{
+    uint64_t part[3];
+    if (is_gemm(h->id)) {
+        if (!mk_adapt_read_size(h, part))
+            return 0;
+    } else if (h->id >= MK_HOOK_ncclAllReduce && h->id <= MK_HOOK_ncclScatterConfig && h->comm) {
+        part[0] = (uintptr_t)h->comm;
+        part[1] = (uintptr_t)h->caller;
+        part[2] = __atomic_load_n(&passed_since, __ATOMIC_RELAXED) << 8 | (uint64_t)h->id;
+    } else {
+        return 0;
+    }
+    uint64_t key = (part[0] * UINT64_C(0x9e3779b97f4a7c15) ^ part[1]) * UINT64_C(0xbf58476d1ce4e5b9);
+    key = (key ^ key >> 32 ^ part[2]) * UINT64_C(0x94d049bb133111eb);
+    return key | (PASSED_AS + 1);
+}
+
+/* Is it known that such a call is passed on? */
+static bool passes(const struct mk_hook_event *h)
+{
+    const uint64_t key = passed_key(h);
+    const uint64_t now = key ? __atomic_load_n(&passed[key >> 54], __ATOMIC_RELAXED) : 0;
+    if (!key || (now ^ key) > PASSED_AS ||
+        (now & PASSED_IDLE && !__atomic_load_n(&mk_adapt.idle, __ATOMIC_ACQUIRE)))
+        return false;
+    __atomic_fetch_add(&passed_as[now & PASSED_AS], 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&mk_adapt.untold, 1, __ATOMIC_RELAXED);
+    mk_adapt_group_passed();
+    return true;
+}
+
+void mk_adapt_passes(const struct mk_hook_event *h, const struct mk_pair_out *out)
+{
+    const bool gemm = out->act == MK_PAIR_DO_ORIGINAL;
+    const bool always = out->again || !mk_adapt.ops;
+    if ((!gemm && out->act != MK_PAIR_DO_NCCL) || (!always && !(gemm && mk_adapt.idle)))
+        return;
+    const uint64_t key = passed_key(h),
+                   as = (gemm ? PASSED_GEMM : 0) | (always ? out->reason : PASSED_IDLE | MK_PAIR_IDLE);
+    if (key)
+        __atomic_store_n(&passed[key >> 54], (key & ~(uint64_t)PASSED_AS) | as, __ATOMIC_RELAXED);
+}
+
 /* ---- steps ---- */
 
 /* Set-up hears of it by the profiler's name for the communicator; one that was never tied is nobody's business but ours. */
@@ -62,6 +123,13 @@ int mk_adapt_step(struct mk_pair_event *e, struct mk_pair_out *out)
 {
     e->thread = mk_adapt_thread();
     const int ret = mk_pair_step(mk_adapt.pair, e, out);
+    if ((e->kind >= MK_PAIR_EV_COMM_NEW && e->kind <= MK_PAIR_EV_COMM_END &&
+         e->kind != MK_PAIR_EV_PROFILED) ||
+        out->asks & (MK_PAIR_ASK_ABORT | MK_PAIR_ASK_OFF))
+        __atomic_fetch_add(&passed_since, 1, __ATOMIC_RELAXED);
+    const bool idle = mk_pair_idle(mk_adapt.pair);
+    if (idle != mk_adapt.idle)
+        __atomic_store_n(&mk_adapt.idle, idle, __ATOMIC_RELEASE);
     if (ret || !mk_adapt.ops)
         return ret;
     /* Who aborts may be the first of all to shut down in good order: peers hear that it has left. (Who revokes stays: its peers
@@ -284,43 +352,21 @@ static void driver_before(const struct mk_hook_event *h)
     mk_adapt_unlock();
 }
 
-/* ---- without kernels ---- */
+/* ---- the consumer ---- */
 
-/* Then the answer is always the same, and only a line that was not logged yet needs the recogniser. */
-#define PASSED 1024
-static uint64_t passed[PASSED], passed_gemms, passed_colls, passed_p2p; /* atomic */
-
-/* Is it known that such a call is passed on? If not, it is from now on. */
-static bool is_passed(uint64_t a, uint64_t b, uint64_t *count)
-{
-    const uint64_t key = (a * UINT64_C(0x9e3779b97f4a7c15) ^ b) * UINT64_C(0xbf58476d1ce4e5b9) | 1;
-    uint64_t *slot = &passed[key >> 54];
-    if (__atomic_load_n(slot, __ATOMIC_RELAXED) != key) {
-        __atomic_store_n(slot, key, __ATOMIC_RELAXED);
-        return false;
-    }
-    __atomic_fetch_add(count, 1, __ATOMIC_RELAXED);
-    return true;
-}
-
+/* Without kernels: for the line of its kind. */
 static void pass(struct mk_hook_event *h)
 {
     struct mk_pair_gemm gemm;
     struct mk_pair_coll coll;
-    int64_t n = 0, k = 0;
     bool p2p;
     if (mk_adapt_read_coll(h, &coll, &p2p)) {
-        if (coll.comm && coll.count &&
-            !is_passed(coll.comm, coll.caller * 16 + 8 * p2p + coll.function,
-                       p2p ? &passed_p2p : &passed_colls))
+        if (coll.comm && coll.count)
             mk_adapt_coll(h, &coll, p2p);
-    } else if (mk_adapt_read_size(h, &n, &k)) {
-        if (!is_passed((uint64_t)n, (uint64_t)k << 1, &passed_gemms) && mk_adapt_read_gemm(h, false, &gemm))
-            mk_adapt_gemm(h, &gemm);
+    } else if (mk_adapt_read_gemm(h, false, &gemm)) {
+        mk_adapt_gemm(h, &gemm);
     }
 }
-
-/* ---- the consumer ---- */
 
 static bool before(struct mk_hook_event *h)
 {
@@ -376,14 +422,16 @@ static bool consume(struct mk_hook_event *h)
             driver_before(h);
         return false;
     }
-    if (!mk_adapt.ops) {
-        if (!h->after)
-            pass(h);
-    } else if (h->after) {
-        after(h);
-    } else {
-        return before(h);
+    if (h->after) {
+        if (mk_adapt.ops)
+            after(h);
+        return false;
     }
+    if (passes(h))
+        return false;
+    if (mk_adapt.ops)
+        return before(h);
+    pass(h);
     return false;
 }
 
@@ -414,8 +462,9 @@ int mk_adapt_start(const struct mk_adapt_options *options)
     mk_adapt.enqueues = 0;
     mk_adapt.verify = p.verify;
     mk_adapt_check_forget();
+    mk_adapt.idle = mk_pair_idle(pair);
     memset(passed, 0, sizeof(passed));
-    passed_gemms = passed_colls = passed_p2p = 0;
+    memset(passed_as, 0, sizeof(passed_as));
     mk_adapt_at_forget();
     mk_adapt_time_forget(NULL);
     mk_adapt_unlock();
@@ -431,14 +480,13 @@ bool mk_adapt_count(struct mk_pair_counts *out)
         return false;
     const bool any = mk_adapt.pair != NULL;
     if (any) {
-        const uint64_t gemms = __atomic_load_n(&passed_gemms, __ATOMIC_RELAXED);
-        const uint64_t colls = __atomic_load_n(&passed_colls, __ATOMIC_RELAXED);
-        const uint64_t p2p = __atomic_load_n(&passed_p2p, __ATOMIC_RELAXED);
         mk_pair_count(mk_adapt.pair, out);
-        out->act[MK_PAIR_DO_ORIGINAL] += gemms;
-        out->act[MK_PAIR_DO_NCCL] += colls + p2p;
-        out->reason[MK_PAIR_P2P] += p2p;
-        out->reason[MK_PAIR_NO_KERNELS] += gemms + colls;
+        for (uint32_t as = 0; as <= PASSED_AS; as++) {
+            const uint64_t n = __atomic_load_n(&passed_as[as], __ATOMIC_RELAXED);
+            out->act[as & PASSED_GEMM ? MK_PAIR_DO_ORIGINAL : MK_PAIR_DO_NCCL] += n;
+            if ((as & PASSED_WHY) < MK_PAIR_REASONS)
+                out->reason[as & PASSED_WHY] += n;
+        }
     }
     mk_adapt_unlock();
     return any;

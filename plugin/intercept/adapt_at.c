@@ -115,6 +115,7 @@ bool mk_adapt_at(void *stream, struct mk_pair_at *at)
     at->blocking = s.blocking;
     at->counted = mk_adapt.counted || mk_count_on();
     at->enqueues = mk_adapt.enqueues + mk_count_total();
+    at->untold = __atomic_load_n(&mk_adapt.untold, __ATOMIC_RELAXED);
     if (status == 1) {
         at->capture = capture;
         keep_last(deps, ndeps, at);

@@ -12,7 +12,14 @@
 #include <time.h>
 
 /* mk_hook_event.keep */
-enum { KEEP_STEPPED = 1, KEEP_P2P = 2, KEEP_RECORD = 8, KEEP_RECORDS = 32, KEEP_TIMED = 256 };
+enum {
+    KEEP_STEPPED = 1,
+    KEEP_P2P = 2,
+    KEEP_CAPTURED = 4,
+    KEEP_RECORD = 8,
+    KEEP_RECORDS = 32,
+    KEEP_TIMED = 256
+};
 
 /* Of this thread, from the outermost group start to after its end. */
 struct held { /* a K that waits for the group's end */
@@ -31,8 +38,25 @@ struct group {
     uint32_t nheld, held_room, ndue, due_room;
     int error; /* MK_ERR_*: of a K of this group */
     bool gone; /* a communicator is destroyed at its end */
+    bool gap;  /* members were passed on since the last step */
 };
 static __thread struct group group;
+
+void mk_adapt_group_passed(void)
+{
+    group.gap = group.depth != 0;
+}
+
+/* Before a step that a group matters for. Under the lock. */
+static void tell_gap(void)
+{
+    struct mk_pair_event e = {.kind = MK_PAIR_EV_GROUP_GAP};
+    struct mk_pair_out out;
+    if (!group.gap)
+        return;
+    group.gap = false;
+    mk_adapt_step(&e, &out);
+}
 
 /* NCCL has freed memory, and so has waited for the device; before an abort its kernels may wait for ever. */
 void mk_adapt_gone(void)
@@ -143,6 +167,7 @@ bool mk_adapt_gemm(struct mk_hook_event *h, const struct mk_pair_gemm *gemm)
     const int ret = mk_adapt_step(&e, &out);
     line.any = false;
     if (!ret) {
+        mk_adapt_passes(h, &out);
         mk_adapt_line(&e, &out, &line);
         if (mk_adapt.ops)
             mk_adapt_time_gemm(&out, gemm, stream);
@@ -173,13 +198,15 @@ void mk_adapt_gemm_after(struct mk_hook_event *h)
 
 /* ---- K ---- */
 
-static void coll_done(void *comm, void *stream, uint8_t act, int error, struct mk_pair_out *out)
+/* Only a capture's nodes are looked at once more. */
+static void coll_done(void *comm, void *stream, bool captured, uint8_t act, int error,
+                      struct mk_pair_out *out)
 {
     struct mk_pair_event e = {.kind = MK_PAIR_EV_COLL_DONE};
     e.u.done.comm = (uintptr_t)comm;
     e.u.done.act = act;
     e.u.done.error = error;
-    if (mk_adapt.ops && mk_adapt_at(stream, &e.at) && e.at.ndeps == 1)
+    if (captured && mk_adapt.ops && mk_adapt_at(stream, &e.at) && e.at.ndeps == 1)
         e.u.done.node = e.at.deps[0];
     mk_adapt_step(&e, out);
 }
@@ -205,7 +232,7 @@ static int launch_k(const struct mk_pair_event *e, const struct mk_pair_coll *c,
     int ret = out->order ? mk_adapt.ops->wait(comm, stream, (enum mk_pair_order)out->order, out->node) : 0;
     if (!ret)
         ret = mk_adapt.ops->launch_k(&k);
-    coll_done(comm, stream, out->act, ret, &done);
+    coll_done(comm, stream, k.captured, out->act, ret, &done);
     if (ret)
         return done.error ? done.error : ret;
     if (!out->fork)
@@ -218,16 +245,17 @@ static int launch_k(const struct mk_pair_event *e, const struct mk_pair_coll *c,
 /* ---- collectives ---- */
 
 /* NCCL's own call follows. */
-static void to_nccl(struct mk_hook_event *h, const struct mk_pair_out *out, bool p2p)
+static void to_nccl(struct mk_hook_event *h, const struct mk_pair_event *e, const struct mk_pair_out *out)
 {
-    if (!mk_adapt.ops)
-        return; /* it is off, and nobody is told how it went */
+    if (!out->record)
+        return; /* the communicator is off, or not known: nobody asks how it went */
     if (out->order) {
         const int error = mk_adapt.ops->wait(h->comm, h->stream, (enum mk_pair_order)out->order, out->node);
         if (error)
             broken(h->comm, error);
     }
-    h->keep = KEEP_STEPPED | (p2p ? KEEP_P2P : 0) | (uint64_t)out->record * KEEP_RECORD;
+    h->keep = KEEP_STEPPED | (e->kind == MK_PAIR_EV_P2P ? KEEP_P2P : 0) |
+              (e->at.capture ? KEEP_CAPTURED : 0) | (uint64_t)out->record * KEEP_RECORD;
 }
 
 static bool hold(struct mk_hook_event *h, const struct mk_pair_coll *c)
@@ -253,7 +281,7 @@ static int carry_out(struct mk_hook_event *h, const struct mk_pair_event *e, con
     case MK_PAIR_DO_FAIL:
         return mk_nccl_result(out->error);
     default:
-        to_nccl(h, out, e->kind == MK_PAIR_EV_P2P);
+        to_nccl(h, e, out);
         return -1;
     }
 }
@@ -303,17 +331,14 @@ static void agree_before(const struct mk_hook_event *h)
 /* So many collectives without a tie: grouped ones all, or without our profiler. */
 #define UNTIED_CALLS 1024
 
-/* After one that NCCL ran, without the lock. */
-static void agree_after(const struct mk_hook_event *h)
+/* After one that NCCL ran, without the lock: a communicator that is neither agreed nor off. */
+static void agree_after(const struct mk_hook_event *h, struct mk_pair_comm_facts *facts)
 {
     void *comm = h->comm;
-    struct mk_pair_comm_facts facts;
-    if (!mk_adapt_comm((uintptr_t)comm, &facts) || facts.agreed || facts.off || facts.error)
-        return;
-    if (facts.id) {
-        facts.ready &= !prepared(h, &facts);
-        mk_setup_after((uintptr_t)comm, &facts);
-    } else if (facts.number >= UNTIED_CALLS) {
+    if (facts->id) {
+        facts->ready &= !prepared(h, facts);
+        mk_setup_after((uintptr_t)comm, facts);
+    } else if (facts->number >= UNTIED_CALLS) {
         mk_adapt_lock();
         mk_adapt_untied(comm, mk_setup_seen());
         mk_adapt_unlock();
@@ -346,7 +371,9 @@ bool mk_adapt_coll(struct mk_hook_event *h, const struct mk_pair_coll *coll, boo
     line.any = false;
     if (mk_adapt.verify)
         any_refuted = mk_adapt_check_look(&refuted);
+    tell_gap();
     if (!mk_adapt_step(&e, &out)) {
+        mk_adapt_passes(h, &out);
         mk_adapt_line(&e, &out, &line);
         mk_adapt_check_coll(&e, &out, h->id);
         if (mk_adapt.ops && e.at.capture)
@@ -375,19 +402,23 @@ bool mk_adapt_coll(struct mk_hook_event *h, const struct mk_pair_coll *coll, boo
 void mk_adapt_coll_after(struct mk_hook_event *h)
 {
     struct mk_pair_out out;
+    struct mk_pair_comm_facts facts;
     const uint8_t how = (uint8_t)(h->keep % KEEP_RECORDS / KEEP_RECORD);
     mk_adapt_lock();
     if (h->keep >= KEEP_TIMED)
         mk_adapt_time_end(h->comm, h->stream, (uint32_t)(h->keep / KEEP_TIMED), !h->result);
     /* A send that was refused is none of those that are counted. */
-    coll_done(h->comm, h->stream, MK_PAIR_DO_NCCL, h->keep & KEEP_P2P ? 0 : h->result, &out);
+    coll_done(h->comm, h->stream, h->keep & KEEP_CAPTURED, MK_PAIR_DO_NCCL,
+              h->keep & KEEP_P2P ? 0 : h->result, &out);
     if (!h->result && !group.depth)
         record(h->comm, h->stream, how);
     else if (!h->result && how && mk_adapt.ops && !later(h->comm, h->stream, how, false))
         broken(h->comm, MK_ERR_NOMEM);
+    const bool agree = !(h->keep & KEEP_P2P) && mk_pair_comm(mk_adapt.pair, (uintptr_t)h->comm, &facts) &&
+                       !facts.agreed && !facts.off && !facts.error;
     mk_adapt_unlock();
-    if (!(h->keep & KEEP_P2P))
-        agree_after(h);
+    if (agree)
+        agree_after(h, &facts);
 }
 
 /* ---- groups ---- */
@@ -443,6 +474,7 @@ void mk_adapt_group_end(bool simulated)
     if (!group.depth)
         return; /* NCCL will say what it thinks of it */
     mk_adapt_lock();
+    tell_gap();
     mk_adapt_step(&e, &out);
     mk_adapt_unlock();
     if (--group.depth)

@@ -13,6 +13,10 @@ struct mk_adapt {
     uint64_t enqueues; /* counted so far, of all contexts; those of stubs (count.h) come on top */
     uint64_t graphs;   /* launches of graphs that the recogniser was told of */
     int verify;        /* MK_VERIFY */
+    bool idle;         /* atomic: mk_pair_idle */
+    /* Atomic: calls so far that were passed on without the lock and the recogniser. On a cache line of its own: the rest is read by
+     * every call. */
+    _Alignas(64) uint64_t untold;
 };
 /* Under the lock. */
 extern struct mk_adapt mk_adapt;
@@ -23,6 +27,10 @@ bool mk_adapt_lock_soon(void);
 
 /* Before a GEMM or a collective is decided: graphs that nobody but the stubs have seen. */
 void mk_adapt_replays(void);
+/* What was decided of a call. Where it is passed on and those like it will be, they are, without the lock. */
+void mk_adapt_passes(const struct mk_hook_event *h, const struct mk_pair_out *out);
+/* One was passed on: in a group of this thread that is remembered. */
+void mk_adapt_group_passed(void);
 /* One step, and what it asks for but the log line. Under the lock. */
 int mk_adapt_step(struct mk_pair_event *e, struct mk_pair_out *out);
 /* A decision whose line is asked for; mk_adapt_say prints it, without the lock. */
@@ -88,8 +96,8 @@ void mk_adapt_check_forget(void);
 
 /* adapt_read.c. false: none of that kind. `whole` false: what a log line says is enough. */
 bool mk_adapt_read_gemm(const struct mk_hook_event *h, bool whole, struct mk_pair_gemm *out);
-/* What tells a GEMM's line from another's, in the recogniser's words; cheap. */
-bool mk_adapt_read_size(const struct mk_hook_event *h, int64_t *n, int64_t *k);
+/* What tells a GEMM's line from another's, n, k and the type of C; cheap. false: the library will refuse it. */
+bool mk_adapt_read_size(const struct mk_hook_event *h, uint64_t size[3]);
 bool mk_adapt_read_coll(const struct mk_hook_event *h, struct mk_pair_coll *out, bool *p2p);
 /* Communicators that a call has made; how many (-1: it made none). */
 int mk_adapt_made(const struct mk_hook_event *h, void ***comms, bool *nonblocking);

@@ -195,7 +195,9 @@ static bool read_lt(const void *args, bool whole, struct mk_pair_cublas *out)
 }
 
 /* Calls whose arguments are sizes and pointers themselves. */
-#define GEMM_CALLS(X) X(cublasGemmEx) X(cublasGemmEx_64) X(cublasSgemm_v2) X(cublasSgemm_v2_64) X(cublasSgemm)
+#define GEMM_EX_CALLS(X) X(cublasGemmEx) X(cublasGemmEx_64)
+#define GEMM_S_CALLS(X) X(cublasSgemm_v2) X(cublasSgemm_v2_64) X(cublasSgemm)
+#define GEMM_CALLS(X) GEMM_EX_CALLS(X) GEMM_S_CALLS(X)
 
 bool mk_adapt_read_gemm(const struct mk_hook_event *h, bool whole, struct mk_pair_gemm *out)
 {
@@ -219,25 +221,37 @@ bool mk_adapt_read_gemm(const struct mk_hook_event *h, bool whole, struct mk_pai
     return any;
 }
 
-bool mk_adapt_read_size(const struct mk_hook_event *h, int64_t *n, int64_t *k)
+bool mk_adapt_read_size(const struct mk_hook_event *h, uint64_t size[3])
 {
+    size[2] = TYPE_32F;
     switch (h->id) {
-#define CASE(name)                                                                                           \
+#define CASE(name, type)                                                                                     \
     case MK_HOOK_##name: {                                                                                   \
         const struct mk_call_##name *c = h->call;                                                            \
-        *n = c->m;                                                                                           \
-        *k = c->k;                                                                                           \
+        size[0] = (uint64_t)c->m;                                                                            \
+        size[1] = (uint64_t)c->k;                                                                            \
+        size[2] = (uint64_t)(type);                                                                          \
         return true;                                                                                         \
     }
-        GEMM_CALLS(CASE)
+#define CASE_EX(name) CASE(name, c->c_type)
+#define CASE_S(name) CASE(name, TYPE_32F)
+        GEMM_EX_CALLS(CASE_EX)
+        GEMM_S_CALLS(CASE_S)
+#undef CASE_S
+#undef CASE_EX
 #undef CASE
     case MK_HOOK_cublasLtMatmul: {
         const struct mk_call_cublasLtMatmul *c = h->call;
         int32_t transa = 0;
+        uint32_t type = 0;
         size_t w;
         MK_ASK(cublasLtMatrixLayoutGetAttribute, get);
-        return get && c->desc && c->a_layout && c->d_layout && get_desc(c->desc, 3, &transa, 4) &&
-               !get(c->d_layout, 2, n, 8, &w) && !get(c->a_layout, transa ? 2 : 3, k, 8, &w);
+        if (!get || !c->desc || !c->a_layout || !c->d_layout || !get_desc(c->desc, 3, &transa, 4) ||
+            get(c->d_layout, 2, &size[0], 8, &w) || get(c->a_layout, transa ? 2 : 3, &size[1], 8, &w) ||
+            get(c->d_layout, 0, &type, 4, &w))
+            return false;
+        size[2] = type;
+        return true;
     }
     default:
         return false;

@@ -462,6 +462,87 @@ static void scalars_and_modes(void)
     DID("K rec PLAIN:not-last-gemm");
 }
 
+static void ends_off(struct stand_comm *comm)
+{
+    struct mk_pair_event e = {.kind = MK_PAIR_EV_COMM_OFF};
+    e.u.comm.handle = (uintptr_t)comm;
+    e.u.comm.reason = MK_PAIR_MEMBER;
+    CHECK(!r.face->event(&e));
+}
+
+#define SGEMM() cublasSgemm_v2((char *)&r.s - 1, 0, 0, 8, 4, 16, &one, NULL, 8, NULL, 16, &one, NULL, 8)
+
+/* Calls that are passed on without being looked at again still come between a GEMM and its collective, and are counted. */
+static void passed_on(void)
+{
+    static struct stand_comm other = {.rank = 0, .nranks = 2, .id = 98};
+    const float one = 1;
+    rank_agree();
+    LEARN;
+    rank_reduce(&other, &r.t, d_mem, d_mem, 32);
+    DID("nccl rec NCCL:not-ready");
+    ends_off(&other);
+    for (int i = 0; i < 3; i++) {
+        rank_reduce(&other, &r.t, d_mem, d_mem, 32);
+        ncclSend(d_mem, 4, NCCL_BF16, 0, &other, &r.t);
+        SGEMM();
+        DID("nccl ncclSend cublasSgemm_v2 ORIGINAL NCCL NCCL:point-to-point:member:gemm-dtype");
+        rank_gemm(&r.s, c_mem);
+        REDUCE(c_mem, c_mem);
+        DID(i ? "wait-event G+room K|| rec G OVERLAP" : "G+room K|| rec G OVERLAP"); /* i: after a group */
+        rank_gemm(&r.s, c_mem);
+        SGEMM();
+        REDUCE(c_mem, c_mem);
+        DID("G+room cublasSgemm_v2 K rec ORIGINAL G PLAIN:not-last-gemm:gemm-dtype");
+        rank_gemm(&r.s, c_mem);
+        rank_reduce(&other, &r.s, c_mem, c_mem, 32);
+        REDUCE(c_mem, c_mem);
+        DID("G+room nccl K rec G NCCL PLAIN:member:not-last-gemm");
+        ncclGroupStart();
+        rank_reduce(&other, &r.t, d_mem, d_mem, 32);
+        REDUCE(d_mem, d_mem); /* held: K beside NCCL's part */
+        ncclGroupEnd();
+        DID("nccl K beside ncclGroupEnd join rec NCCL PLAIN HOLD:member:group");
+    }
+    /* Its handle comes again: a new communicator, of which nothing is known yet. */
+    CHECK(!ncclCommDestroy(&other));
+    rank_reduce(&other, &r.t, d_mem, d_mem, 32);
+    DID("end ncclCommDestroy nccl rec NCCL:not-ready");
+    ends_off(&other);
+    rank_reduce(&other, &r.t, d_mem, d_mem, 32);
+    DID("nccl NCCL:member");
+    struct mk_pair_event e = {.kind = MK_PAIR_EV_COMM_ERROR};
+    e.u.comm.handle = (uintptr_t)&other;
+    e.u.comm.error = MK_ERR_PEER;
+    CHECK(!r.face->event(&e));
+    CHECK(rank_reduce(&other, &r.t, d_mem, d_mem, 32) == 6);
+    DID("fail FAIL:error");
+}
+
+/* As long as no communicator could fuse no GEMM is looked at twice; from then on all are. */
+static void idle(void)
+{
+    rank_start_fused();
+    for (int i = 0; i < 3; i++)
+        rank_gemm(&r.s, c_mem);
+    DID("gemm gemm gemm ORIGINAL ORIGINAL ORIGINAL:unknown-site:idle:idle");
+    rank_agree_comm(&r.comm, 99, &r.s);
+    DID("nccl rec NCCL:not-ready");
+    LEARN;
+    rank_gemm(&r.s, c_mem);
+    REDUCE(c_mem, c_mem);
+    DID("G+room K|| rec G OVERLAP");
+    CHECK(!ncclCommDestroy(&r.comm));
+    rank_gemm(&r.s, c_mem);
+    rank_gemm(&r.s, c_mem);
+    DID("end ncclCommDestroy gemm gemm ORIGINAL ORIGINAL:idle:idle");
+    rank_agree_comm(&r.comm, 99, &r.s);
+    DID("nccl rec NCCL:not-ready");
+    REDUCE(c_mem, c_mem); /* which GEMM came last was not told */
+    DID("K rec PLAIN:not-last-gemm");
+    LEARN;
+}
+
 /* Set-up ends 'off' while what K needs is begun: nobody is left to give it up but who began it. */
 static int offs, begun;
 
@@ -535,6 +616,8 @@ int main(int argc, char **argv)
     proved_only();
     off_meanwhile();
     scalars_and_modes();
+    passed_on();
+    idle();
     lt_cases();
     time_cases();
     check_cases();

@@ -91,7 +91,7 @@ for line in 'ncclAllReduce: 3 calls' 'cublasLtMatmul: 2 calls' ' patched in '; d
 done
 # What became of them, and why: once a call site, and counted; mkinfo reads it.
 env MK_FUSE=on MK_LOG=info LD_PRELOAD="$object" "$folder/hook_calls" loop 2>"$out/log"
-why=unknown-communicator # the stand-in NCCL does not say which
+why=not-ready # nobody tells which it is
 grep -q 'every call is passed on, this build has no kernels' "$out/log" && why=no-kernels
 [ "$(grep -c 'HOOK fuse comm=0x[0-9a-f]* op=AllReduce n=1 other site=program+0x[0-9a-f]*: NCCL reason='"$why"'$' "$out/log")" -eq 1 ] ||
     { echo "not one line of the call site:"; cat "$out/log"; failed=1; }

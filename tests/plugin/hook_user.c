@@ -43,11 +43,22 @@ int USER(gemm)(void)
     return cublasGemmEx(NULL, 0, 0, 1, 1, 1, NULL, NULL, 0, 1, NULL, 0, 1, NULL, NULL, 0, 1, 0, 0);
 }
 
-/* Of a communicator, from one place, as a training loop does. */
+/* Of a communicator, from one place, as a training loop does. Its size: see hook_user.h. */
+static char buffer[4];
+static struct stand_comm comm_loop = {.nranks = 2}, comm_open = {.nranks = 2};
 int USER(loop)(void)
 {
-    static char comm;
-    return ncclAllReduce(&comm, &comm, 1, 0, 0, &comm, NULL);
+    return ncclAllReduce(buffer, buffer, 1, 0, 0, &comm_loop, NULL);
+}
+
+int USER(send)(void)
+{
+    return ncclSend(buffer, 1, 0, 1, &comm_loop, NULL);
+}
+
+int USER(open)(void)
+{
+    return ncclAllReduce(buffer, buffer, 1, 0, 0, &comm_open, NULL);
 }
 
 /* Behind an IFUNC. */

@@ -61,7 +61,9 @@ static const struct {
                {245, "alignment may not choose NCCL"},
                {246, "groups may not choose NCCL"},
                {247, "streams may not choose NCCL"},
-               {248, "a larger group is no single operation"}};
+               {248, "a larger group is no single operation"},
+               {249, "calls that were not told"},
+               {250, "members of a group that were not told"}};
 
 /* Who notices: 0 nobody, 1 a list, 2 the model, -1 something else went wrong. */
 static int noticed(int mutant)

@@ -167,6 +167,7 @@ struct mk_pair_at sim_at(const struct sim *s, int stream)
     struct mk_pair_at at = {.ctx = CTX,
                             .stream = 100 + (uint64_t)stream,
                             .enqueues = s->enqueues,
+                            .untold = s->untold,
                             .capture = t->capture,
                             .counted = s->counted,
                             .blocking = s->stream[stream].blocking};

@@ -26,7 +26,7 @@ struct sim {
     struct mk_pair_out out; /* of the last call */
     struct mk_pair_out taken[SIM_GROUP];
     uint32_t ntaken;
-    uint64_t thread, enqueues, captures, stamp;
+    uint64_t thread, enqueues, untold, captures, stamp;
     bool counted, profiled; /* there are counters; the profiler works */
     bool lazy;              /* the hook does not walk back in the graph */
     bool fail_g, fail_k;    /* the next launch fails */

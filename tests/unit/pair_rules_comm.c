@@ -566,6 +566,80 @@ static void order_costs_nothing_where_nothing_is_fused(void **state)
     sim_end(&s);
 }
 
+/* Which calls need not be told again, and when no GEMM need be. */
+static void calls_that_need_not_be_told(void **state)
+{
+    WITH_RANK;
+    struct mk_pair_event off = sim_comm_event(MK_PAIR_EV_COMM_OFF, 1);
+    off.u.comm.reason = MK_PAIR_MEMBER;
+    struct mk_pair_gemm g = W1;
+    const struct mk_pair_coll c = sim_coll_of(0, &g), d = sim_coll_of(1, &g);
+    sim_new(&s, 1);
+    EXPECT(&s, sim_coll(&s, 0, &d), NCCL, NOT_READY);
+    assert_false(s.out.again);
+    sim_step(&s, &off);
+    EXPECT(&s, sim_coll(&s, 0, &d), NCCL, MEMBER);
+    assert_true(s.out.again);
+    EXPECT(&s, sim_p2p(&s, 0, 1), NCCL, P2P);
+    assert_true(s.out.again);
+    EXPECT(&s, sim_p2p(&s, 0, 0), NCCL, P2P); /* later ones wait for this one */
+    assert_false(s.out.again);
+    EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, NO_GEMM);
+    assert_false(s.out.again);
+    EXPECT(&s, sim_gemm(&s, 0, &g), ORIGINAL, UNKNOWN_SITE);
+    assert_false(s.out.again);
+    g.a_type = MK_FLOAT16; /* the type of C does not tell */
+    EXPECT(&s, sim_gemm(&s, 0, &g), ORIGINAL, GEMM_DTYPE);
+    assert_false(s.out.again);
+    g.a_type = g.b_type = g.c_type = MK_FLOAT32;
+    EXPECT(&s, sim_gemm(&s, 0, &g), ORIGINAL, GEMM_DTYPE);
+    assert_true(s.out.again);
+    struct mk_pair_event end = sim_comm_event(MK_PAIR_EV_COMM_END, 0);
+    assert_false(mk_pair_idle(s.p));
+    sim_step(&s, &end);
+    assert_true(mk_pair_idle(s.p));
+    sim_new(&s, 0);
+    assert_false(mk_pair_idle(s.p));
+    sim_end(&s);
+    const struct mk_pair_options deterministic = {.deterministic = 1};
+    sim_start(&s, &deterministic);
+    assert_false(mk_pair_idle(s.p)); /* a site's first call counts */
+    sim_end(&s);
+}
+
+/* A group with a member that was not told is none of one operation. */
+static void untold_members_of_a_group(void **state)
+{
+    WITH_RANK;
+    struct mk_pair_event gap = {.kind = MK_PAIR_EV_GROUP_GAP, .thread = s.thread};
+    const struct mk_pair_gemm g = W1;
+    struct mk_pair_coll c = sim_coll_of(0, &g);
+    sim_group(&s);
+    sim_step(&s, &gap);
+    sim_coll(&s, 0, &c);
+    assert_int_equal(s.out.act, MK_PAIR_DO_HOLD);
+    EXPECT(&s, sim_group_end(&s), PLAIN, GROUPED);
+    c.sum = 0;
+    for (int before = 0; before < 2; before++) {
+        sim_group(&s);
+        if (before)
+            sim_step(&s, &gap);
+        EXPECT(&s, sim_coll(&s, 1, &c), NCCL, OPERATOR);
+        if (!before)
+            sim_step(&s, &gap);
+        sim_group_end(&s);
+        EXPECT(&s, sim_coll(&s, 1, &c), NCCL, OPERATOR);
+        assert_int_equal(s.out.order, MK_PAIR_WAIT_EVENT); /* the group may have run on other streams */
+    }
+    sim_step(&s, &gap); /* of no group */
+    sim_group(&s);
+    sim_coll(&s, 1, &c);
+    sim_group_end(&s);
+    EXPECT(&s, sim_coll(&s, 1, &c), NCCL, OPERATOR);
+    assert_int_equal(s.out.order, MK_PAIR_IN_ORDER);
+    sim_end(&s);
+}
+
 int pair_rules_comm(void)
 {
     const struct CMUnitTest tests[] = {
@@ -591,6 +665,8 @@ int pair_rules_comm(void)
         cmocka_unit_test(order_is_kept_before_g),
         cmocka_unit_test(order_never_ties_two_communicators),
         cmocka_unit_test(order_costs_nothing_where_nothing_is_fused),
+        cmocka_unit_test(calls_that_need_not_be_told),
+        cmocka_unit_test(untold_members_of_a_group),
     };
     return cmocka_run_group_tests_name("pair rules of collectives", tests, NULL, NULL);
 }

@@ -441,6 +441,33 @@ static void more_sites_than_can_be_checked(void **state)
     sim_end(&s);
 }
 
+/* A call that was not told has come between: as if it had been. Captures have their edges. */
+static void untold_calls_come_between(void **state)
+{
+    WITH_RANK;
+    const struct mk_pair_gemm g = W1;
+    const struct mk_pair_coll c = sim_coll_of(0, &g);
+    EXPECT(&s, sim_gemm(&s, 0, &g), ORIGINAL, UNKNOWN_SITE);
+    s.untold++;
+    EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, NOT_LAST); /* and nothing is learned */
+    EXPECT(&s, sim_gemm(&s, 0, &g), ORIGINAL, UNKNOWN_SITE);
+    s.untold++;
+    EXPECT(&s, sim_coll(&s, 1, &c), PLAIN, NO_GEMM); /* nor on another stream, */
+    sim_capture(&s, 2);
+    EXPECT(&s, sim_gemm(&s, 2, &g), ORIGINAL, UNKNOWN_SITE); /* for a capture */
+    sim_captured(&s, 2);
+    LEARN(&s, &g, 0);
+    EXPECT(&s, sim_gemm(&s, 0, &g), G, OK);
+    s.untold++;
+    EXPECT(&s, sim_coll(&s, 0, &c), PLAIN, NOT_LAST);
+    PAIR(&s, &g, 0, G, OK, OVERLAP, OK);
+    sim_capture(&s, 0);
+    EXPECT(&s, sim_gemm(&s, 0, &g), G, OK);
+    s.untold++;
+    EXPECT(&s, sim_coll(&s, 0, &c), OVERLAP, OK);
+    sim_end(&s);
+}
+
 int pair_rules_start(void)
 {
     const struct CMUnitTest tests[] = {
@@ -461,6 +488,7 @@ int pair_rules_start(void)
         cmocka_unit_test(verified_pairs_wait_as_plain_ones_do),
         cmocka_unit_test(without_a_proof_only_if_asked),
         cmocka_unit_test(more_sites_than_can_be_checked),
+        cmocka_unit_test(untold_calls_come_between),
     };
     return cmocka_run_group_tests_name("pair rules of starts", tests, NULL, NULL);
 }
