@@ -21,11 +21,12 @@
 #           rank without the plugin, NCCL over its own sockets; a rank that comes SLEEP (90) seconds late
 #   times   the pairs at SIZES, ROUNDS (15) rounds, with MK_FUSE=on and off in turn, over links of GBPS (0: not paced) Gbit/s
 #   steps   a training step and a round of the tensor-parallel API (WAYS), with MK_FUSE=off, on, and on by LD_PRELOAD in turns,
-#           REPEATS (3) jobs each: milliseconds of each, and the median of the ratios off / on
+#           REPEATS (3) jobs each of PROGRAMS (train tp): milliseconds of each, and the median of the ratios off / on
+#   host    microseconds that an eager call takes of the host, with MK_FUSE=off, on, and on by LD_PRELOAD in turns, REPEATS (3) jobs each
 #   unchanged  programs that there is nothing in for the library, without ranks (CASES): output and exit code as without LD_PRELOAD
 #   llama   tokens a second of eight layers of Llama-3.1-8B's shapes, with MK_FUSE=on and off in turn
 # TOPOLOGY (2x1): NODESxRANKS, over loop. The ranks share the GPUs if there are fewer. PRELOAD=1: the file in LD_PRELOAD too. Every program has a time limit. Exit 77
-# where there is no PyTorch or no GPU. LOGS: a directory that keeps the library's logs.
+# where there is no PyTorch or no GPU. PIN=1: each rank on cores of its own, the emulated NIC on the last four. LOGS: a directory that keeps the library's logs.
 set -u
 build=$(cd "${1:-build}" && pwd) || exit 2
 [ $# -gt 0 ] && shift
@@ -34,7 +35,7 @@ command -v nvidia-cuda-mps-control >/dev/null || { echo "skip: gpu.torch: no nvi
 python3 -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null || { echo "skip: gpu.torch: no PyTorch with a GPU"; exit 77; }
 here=$(dirname "$0") so=$build/lib/libnccl-net-mkernel.so t=${TOPOLOGY:-2x1} failed=0 sms=${SMS:-132}
 logs=${LOGS:-$(mktemp -d)}
-ranks=$((${t%x*} * ${t#*x})) gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+cores=$(nproc) ranks=$((${t%x*} * ${t#*x})) gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU')
 # Where ranks share a GPU, each leaves room for the others' kernels, and NCCL must take it for a node of its own.
 if [ "$ranks" -gt "$gpus" ]; then
     export MK_BLOCKS=${MK_BLOCKS:-$((sms * 15 * (gpus ? gpus : 1) / ranks / 16))} PER_NODE=1
@@ -52,11 +53,12 @@ export MK_TUNER=${MK_TUNER:-off}
 [ "${GBPS:-0}" = 0 ] || export MK_LOOP_GBPS=$GBPS
 job() { # name MK_FUSE program arguments...
     local name=$1
-    export MK_FUSE=$2 NCCL_DEBUG_FILE=$logs/$name.%p LOG=$logs/$name PRELOAD=${PRELOAD:-} SO=$so PROGRAM=$here/torch_$3.py
+    export EACH=$(((cores - 4) / ranks)) MK_FUSE=$2 NCCL_DEBUG_FILE=$logs/$name.%p LOG=$logs/$name PRELOAD=${PRELOAD:-} SO=$so PROGRAM=$here/torch_$3.py
     export MASTER_PORT=$((20000 + RANDOM % 10000))
     # shellcheck disable=SC2016
-    timeout -k 5 "${LIMIT:-90}" "$build/bin/mkrun" --gpus-shared --quiet --nodes "${t%x*}" --ranks-per-node "${t#*x}" -- sh -c '
+    ${PIN:+taskset -c "$((cores - 4))-$((cores - 1))"} timeout -k 5 "${LIMIT:-90}" "$build/bin/mkrun" --gpus-shared --quiet --nodes "${t%x*}" --ranks-per-node "${t#*x}" -- sh -c '
 export RANK=$MK_RANK WORLD_SIZE=$MK_NRANKS NCCL_HOSTID=h$((MK_RANK / PER_NODE))
+[ -z "${PIN:-}" ] || taskset -pc "$((RANK * EACH))-$((RANK * EACH + EACH - 1))" $$ >/dev/null
 [ -z "$PRELOAD" ] || export LD_PRELOAD=$SO
 [ "${WITHOUT:-}" != "$RANK" ] || unset NCCL_NET_PLUGIN NCCL_PROFILER_PLUGIN NCCL_TUNER_PLUGIN LD_PRELOAD
 exec python3 "$PROGRAM" "$@" 2>"$LOG.$RANK.err"' sh "${@:4}"
@@ -239,9 +241,9 @@ for part in "$@"; do
             for fuse in off on preload; do
                 with=
                 [ $fuse = off ] || [ $fuse = on ] || with=1
-                for program in train tp; do
+                for program in ${PROGRAMS:-train tp}; do
                     words="${ROUNDS:-21} ${WAYS:-}"
-                    [ $program = tp ] || words="${STEPS:-200} 1 $logs/steps.losses"
+                    [ "$program" = tp ] || words="${STEPS:-200} 1 $logs/steps.losses"
                     # shellcheck disable=SC2086
                     PRELOAD=$with MK_TUNER=on LIMIT=${LIMIT:-150} job "steps.$program.$fuse.$r" "${fuse/preload/on}" $program $words >"$logs/steps.$program.$fuse.$r"
                     [ $fuse = off ] || echo "$program, $fuse: $(total "steps.$program.$fuse.$r" OVERLAP) overlapped, $(total "steps.$program.$fuse.$r" PLAIN) plain, $(total "steps.$program.$fuse.$r" NCCL) NCCL's"
@@ -269,6 +271,19 @@ for part in "$@"; do
                     if (k) printf "steps: %s, %s: ms off/on%s, ratio %.3f\n", w, way, line, median(ratio, k)
                 }
             }' | sort
+        ;;
+    host)
+        for ((r = 1; r <= ${REPEATS:-3}; r++)); do
+            for fuse in off on preload; do
+                with=
+                [ $fuse != preload ] || with=1
+                PRELOAD=$with job "host.$fuse.$r" "${fuse/preload/on}" host >"$logs/host.$fuse.$r"
+            done
+        done
+        for fuse in off on preload; do
+            sed -nE "s/^\[0\] host, ([^:]*): ([0-9.]+) us.*/\1|$fuse|\2/p" "$logs"/host."$fuse".*
+        done | awk -F'|' '{what[$1] = 1; us[$1, $2] = us[$1, $2] " " $3}
+            END {for (w in what) printf "host: %s: us off%s, on%s, preload%s\n", w, us[w, "off"], us[w, "on"], us[w, "preload"]}' | sort
         ;;
     llama)
         for fuse in on off; do
