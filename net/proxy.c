@@ -6,7 +6,9 @@
  *   gather   while some stage is not full and commands come quickly, look again for at most 2 us
  *   put      hand each stage to its link in one batch
  *   progress completions become done words, flags, bells
- *   idle     some polls and yields, then sleeps that grow to 1 ms; a kick, an arrival or a lock ends one early
+ *   idle     some polls and yields, then sleeps that grow to 1 ms; a kick, an arrival or a lock ends one early. Where kernels
+ *            post, which cannot kick: more polls, then short sleeps, and longer ones once nobody has posted or launched
+ *            (mk_gpu_launched kicks) for some thousand of them
  *
  * Threads: everything but the ring, `asleep` and `stop` is touched under `mutex`, which the thread gives back once a
  * round and keeps while it sleeps (mk_proxy_lock wakes it). done words: written here with release, only upwards;
@@ -28,6 +30,10 @@
     1000000u /* an arrival, a kick or a due post ends it; ofi naps less where it cannot wake us */
 #define IDLE_POLLS_UNRUNG 4000u /* kernels cannot kick: about a launch's pauses */
 #define SLEEP_UNRUNG_NS 20000u
+/* So many of those in a row, some 200 ms. After them a graph's launch, which kicks nobody, finds us up to so much later. A
+ * process may have many communicators, each with a proxy: 20 us of sleep at a time take a fifth of a processor. */
+#define NAPS_UNRUNG 5000u
+#define SLEEP_UNUSED_NS 200000u
 #define SLEEP_NOLINK_NS 50000000u /* nothing can arrive: a kick or a lock wakes us */
 #define COMMS 65536u
 
@@ -65,9 +71,32 @@ static void yield(struct mk_proxy *p)
         p->no_yields = YIELD_PAUSE;
 }
 
+static bool is_kicked(const struct mk_proxy *p)
+{
+    return p->unrung && __atomic_load_n(&p->kicked, __ATOMIC_RELAXED);
+}
+
+static uint64_t sleep_ns(struct mk_proxy *p)
+{
+    if (!p->e->links)
+        return SLEEP_NOLINK_NS;
+    if (!p->unrung)
+        return SLEEP_MAX_NS;
+    if (p->naps < NAPS_UNRUNG) {
+        p->naps++;
+        return SLEEP_UNRUNG_NS;
+    }
+    p->stats.long_sleeps++;
+    return SLEEP_UNUSED_NS;
+}
+
 static void go_idle(struct mk_proxy *p)
 {
     struct mk_cmd peek;
+    if (is_kicked(p)) { /* a launch: its first commands are near */
+        __atomic_store_n(&p->kicked, 0, __ATOMIC_RELAXED);
+        p->idle = p->naps = 0;
+    }
     if (++p->idle < (p->unrung ? IDLE_POLLS_UNRUNG : IDLE_POLLS))
         return;
     if (!p->unrung && p->idle < IDLE_POLLS + IDLE_YIELDS && !p->no_yields) {
@@ -78,10 +107,10 @@ static void go_idle(struct mk_proxy *p)
     /* The exchange orders the look at the ring after it: a producer that kicks before it has published for us to
      * see, one that kicks after it finds `asleep` and wakes us. */
     __atomic_exchange_n(&p->asleep, 1, __ATOMIC_ACQ_REL);
-    if ((p->has_held || !mk_ring_peek(&p->ring, p->next, &peek)) &&
+    if ((p->has_held || !mk_ring_peek(&p->ring, p->next, &peek)) && !is_kicked(p) &&
         !__atomic_load_n(&p->stop, __ATOMIC_ACQUIRE) && !__atomic_load_n(&p->lockers, __ATOMIC_ACQUIRE)) {
         p->stats.sleeps++;
-        mk_engine_wait(p->e, !p->e->links ? SLEEP_NOLINK_NS : p->unrung ? SLEEP_UNRUNG_NS : SLEEP_MAX_NS);
+        mk_engine_wait(p->e, sleep_ns(p));
     }
     __atomic_store_n(&p->asleep, 0, __ATOMIC_RELEASE);
 }
@@ -96,7 +125,7 @@ static void one_round(struct mk_proxy *p)
         engine_failed(p, events);
     ring_bells(p);
     if (work || events > 0) {
-        p->idle = 0;
+        p->idle = p->naps = 0;
     } else {
         go_idle(p);
     }
@@ -119,7 +148,8 @@ static void *thread_main(void *arg)
 
 void mk_proxy_kick(struct mk_proxy *p)
 {
-    /* a read-modify-write, so that it cannot move before the publish of the command (see go_idle) */
+    __atomic_store_n(&p->kicked, 1, __ATOMIC_RELAXED);
+    /* a read-modify-write, so that it cannot move before the publish of the command, or `kicked` (see go_idle) */
     if (__atomic_fetch_or(&p->asleep, 0, __ATOMIC_ACQ_REL))
         mk_engine_wake(p->e);
 }

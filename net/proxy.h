@@ -49,6 +49,7 @@ struct mk_proxy {
     uint32_t unrung;              /* producers do not kick (kernels): sleeps are short; __atomic */
     _Alignas(64) uint32_t asleep; /* exchanged by the thread and by mk_proxy_kick */
     uint32_t stop;
+    uint32_t kicked;  /* since the thread last looked; only where `unrung` */
     uint32_t lockers; /* threads that want the mutex: the loop stays out of their way */
     pthread_mutex_t mutex;
     pthread_t thread;
@@ -62,7 +63,7 @@ struct mk_proxy {
     struct mk_pcomm *comms;
     uint32_t next_id, ids;
     bool stranger_said, engine_failed;
-    uint32_t idle, no_yields;
+    uint32_t idle, no_yields, naps; /* naps: short sleeps in a row, where `unrung` */
     struct mk_proxy_stats stats;
 };
 

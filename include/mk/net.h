@@ -189,7 +189,7 @@ struct mk_proxy_comm {
 };
 struct mk_proxy_stats {
     uint64_t commands, batches, fill[9] /* batches of n commands */, window_waits, bytes, credits_merged,
-        errors, sleeps;
+        errors, sleeps, long_sleeps; /* long: of those, while nobody had posted or launched for long */
 };
 
 /* Starts the thread that drives e and a ring of 2^log2_slots commands. The proxy owns e from now on. */

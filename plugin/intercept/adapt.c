@@ -323,8 +323,9 @@ static void async_error(const struct mk_hook_event *h)
         return;
     mk_adapt_lock();
     mk_adapt_failed(c->comm);
+    const bool failed = mk_pair_comm(mk_adapt.pair, (uintptr_t)c->comm, &facts) && facts.error;
     mk_adapt_unlock();
-    if (mk_adapt_comm((uintptr_t)c->comm, &facts) && facts.error)
+    if (failed)
         *c->error = mk_nccl_result(facts.error);
 }
 

@@ -414,6 +414,38 @@ static void sleeps_and_wakes(void **state)
     wait_word(&B->flags[0], 20);
 }
 
+static uint64_t long_sleeps(struct mk_proxy_stats *t)
+{
+    mk_proxy_get_stats(proxy, t);
+    return t->long_sleeps;
+}
+
+/* Where producers do not kick, the short sleeps end after some thousand; a kick, or a command that is found, brings them back. */
+static void sleeps_longer_when_unused(void **state)
+{
+    (void)state;
+    const struct timespec pause = {0, 1000000};
+    const uint64_t end = mk_time_ns() + 60000000000ull;
+    struct mk_proxy_stats t, then;
+    start(4);
+    assert_int_equal(long_sleeps(&then), 0);
+    mk_proxy_unrung(proxy);
+    for (uint64_t v = 1; v <= 3; v++) {
+        while (long_sleeps(&t) == then.long_sleeps) {
+            assert_true(mk_time_ns() < end);
+            nanosleep(&pause, NULL);
+        }
+        assert_true(t.sleeps - then.sleeps > 4000); /* short ones first */
+        if (v == 2)                                 /* a launch */
+            mk_proxy_kick(proxy);
+        else
+            push(write_cmd(0, 8, 0, v, 0));
+        if (v != 2)
+            wait_word(&done[0], v);
+        mk_proxy_get_stats(proxy, &then);
+    }
+}
+
 static void bad_arguments(void **state)
 {
     (void)state;
@@ -433,7 +465,8 @@ int main(void)
         T(writes_and_credits),      T(batching),         T(back_pressure),
         T(done_only_upwards),       T(nonsense),         T(nonsense_without_a_link),
         T(link_error_is_told_once), T(engine_error),     T(detach_in_flight),
-        T(set_up_under_lock),       T(sleeps_and_wakes), T(bad_arguments),
+        T(set_up_under_lock),       T(sleeps_and_wakes), T(sleeps_longer_when_unused),
+        T(bad_arguments),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
