@@ -272,8 +272,9 @@ struct mk_pair_out {
     uint8_t act, reason, proof, order, record;
     uint8_t room; /* G: leave blocks to K, which may start early */
     uint8_t fork; /* K runs beside NCCL's rest: fork before the real group end, join after */
-    /* ORIGINAL, NCCL: a call like it will be decided alike, whatever comes before it, and need not be told: a GEMM of that type of
-     * C; any operation of the communicator, until something is told of that (COMM_*, but PROFILED) or is asked (ABORT, OFF). */
+    /* ORIGINAL, NCCL: a call like it will be decided alike, whatever comes before it, and need not be told: a GEMM whose C is neither
+     * bf16 nor fp16; any operation of the communicator, until something is told of that (COMM_*, but PROFILED) or asked (ABORT,
+     * OFF). */
     uint8_t again;
     uint8_t reduce; /* K: set the capture dependencies to G's node alone first, the others come before G */
     uint32_t asks;

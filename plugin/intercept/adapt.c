@@ -47,45 +47,59 @@ uint64_t mk_adapt_thread(void)
 
 /* ---- calls that are passed on whatever comes before them ---- */
 
-/* Another one like them needs the recogniser only for a line that was not logged yet. An entry: the call's key, of which the low bits
- * are what it is counted as. */
+/* Another one like them needs the recogniser only for a line that was not logged yet. An entry: the call's key, and in the low bits what
+ * it is counted as. What decides is in the key as it is, never hashed: a collective of another communicator, or a GEMM that could be
+ * fused, must not be taken for one of these. The rest only tells lines apart. */
 #define PASSED 1024
-#define PASSED_AS 0x3ffu
+#define PASSED_AS 0x3ffull
 #define PASSED_GEMM 0x200u /* not a collective, a send or a receive */
 #define PASSED_IDLE 0x100u /* only while it is idle */
 #define PASSED_WHY 0xffu   /* enum mk_pair_reason */
-static uint64_t passed[PASSED], passed_as[PASSED_AS + 1], passed_since; /* atomic */
+#define KEY_SHORT 0x400ull /* C is of a type that can be fused */
+#define KEY_GEMM 0x800ull
+#define KEY_COMM_AT 20 /* above: a handle, without the bits that are 0 */
+#define COMM_BITS 47
+static uint64_t passed[PASSED], passed_as[PASSED_AS + 1]; /* atomic */
+
+struct passed_key {
+    uint64_t key; /* 0: none that could be passed on */
+    uint32_t at;  /* where its entry is */
+};
 
 static bool is_gemm(enum mk_hook_id id)
 {
     return id <= MK_HOOK_cublasLtMatmul;
 }
 
-/* 0: none that could be passed on. Other values with each change of a communicator, whose handle may be used again. */
-static uint64_t passed_key(const struct mk_hook_event *h)
+static struct passed_key passed_key(const struct mk_hook_event *h)
 {
-    uint64_t part[3];
+    const uint64_t comm = (uintptr_t)h->comm;
+    uint64_t part[3], key;
     if (is_gemm(h->id)) {
         if (!mk_adapt_read_size(h, part))
-            return 0;
-    } else if (h->id >= MK_HOOK_ncclAllReduce && h->id <= MK_HOOK_ncclScatterConfig && h->comm) {
-        part[0] = (uintptr_t)h->comm;
+            return (struct passed_key){0, 0};
+        key = KEY_GEMM | (part[2] ? KEY_SHORT : 0);
+    } else if (h->id >= MK_HOOK_ncclAllReduce && h->id <= MK_HOOK_ncclScatterConfig && comm && !(comm & 7) &&
+               !(comm >> COMM_BITS)) {
+        part[0] = comm;
         part[1] = (uintptr_t)h->caller;
-        part[2] = __atomic_load_n(&passed_since, __ATOMIC_RELAXED) << 8 | (uint64_t)h->id;
+        part[2] = (uint64_t)h->id;
+        key = comm >> 3 << KEY_COMM_AT;
     } else {
-        return 0;
+        return (struct passed_key){0, 0};
     }
-    uint64_t key = (part[0] * UINT64_C(0x9e3779b97f4a7c15) ^ part[1]) * UINT64_C(0xbf58476d1ce4e5b9);
-    key = (key ^ key >> 32 ^ part[2]) * UINT64_C(0x94d049bb133111eb);
-    return key | (PASSED_AS + 1);
+    uint64_t hash = (part[0] * UINT64_C(0x9e3779b97f4a7c15) ^ part[1]) * UINT64_C(0xbf58476d1ce4e5b9);
+    hash = (hash ^ hash >> 32 ^ part[2]) * UINT64_C(0x94d049bb133111eb);
+    const uint64_t low = 2 * KEY_GEMM, high = key & KEY_GEMM ? 0 : UINT64_C(1) << KEY_COMM_AT;
+    return (struct passed_key){key | (hash & (high - low)), (uint32_t)(hash >> 54)};
 }
 
 /* Is it known that such a call is passed on? */
 static bool passes(const struct mk_hook_event *h)
 {
-    const uint64_t key = passed_key(h);
-    const uint64_t now = key ? __atomic_load_n(&passed[key >> 54], __ATOMIC_RELAXED) : 0;
-    if (!key || (now ^ key) > PASSED_AS ||
+    const struct passed_key k = passed_key(h);
+    const uint64_t now = k.key ? __atomic_load_n(&passed[k.at], __ATOMIC_ACQUIRE) : 0;
+    if (!now || (now ^ k.key) > PASSED_AS ||
         (now & PASSED_IDLE && !__atomic_load_n(&mk_adapt.idle, __ATOMIC_ACQUIRE)))
         return false;
     __atomic_fetch_add(&passed_as[now & PASSED_AS], 1, __ATOMIC_RELAXED);
@@ -100,10 +114,18 @@ void mk_adapt_passes(const struct mk_hook_event *h, const struct mk_pair_out *ou
     const bool always = out->again || !mk_adapt.ops;
     if ((!gemm && out->act != MK_PAIR_DO_NCCL) || (!always && !(gemm && mk_adapt.idle)))
         return;
-    const uint64_t key = passed_key(h),
-                   as = (gemm ? PASSED_GEMM : 0) | (always ? out->reason : PASSED_IDLE | MK_PAIR_IDLE);
-    if (key)
-        __atomic_store_n(&passed[key >> 54], (key & ~(uint64_t)PASSED_AS) | as, __ATOMIC_RELAXED);
+    const struct passed_key k = passed_key(h);
+    const uint64_t as =
+        (gemm ? PASSED_GEMM : 0) | (always ? out->reason : PASSED_IDLE | (uint64_t)MK_PAIR_IDLE);
+    if (k.key)
+        __atomic_store_n(&passed[k.at], k.key | as, __ATOMIC_RELEASE);
+}
+
+/* A communicator has come, changed or gone, and handles come again. Under the lock, as all that is stored. */
+static void forget_passed(void)
+{
+    for (size_t i = 0; i < PASSED; i++)
+        __atomic_store_n(&passed[i], 0, __ATOMIC_RELEASE);
 }
 
 /* ---- steps ---- */
@@ -126,7 +148,7 @@ int mk_adapt_step(struct mk_pair_event *e, struct mk_pair_out *out)
     if ((e->kind >= MK_PAIR_EV_COMM_NEW && e->kind <= MK_PAIR_EV_COMM_END &&
          e->kind != MK_PAIR_EV_PROFILED) ||
         out->asks & (MK_PAIR_ASK_ABORT | MK_PAIR_ASK_OFF))
-        __atomic_fetch_add(&passed_since, 1, __ATOMIC_RELAXED);
+        forget_passed();
     const bool idle = mk_pair_idle(mk_adapt.pair);
     if (idle != mk_adapt.idle)
         __atomic_store_n(&mk_adapt.idle, idle, __ATOMIC_RELEASE);
@@ -464,7 +486,7 @@ int mk_adapt_start(const struct mk_adapt_options *options)
     mk_adapt.verify = p.verify;
     mk_adapt_check_forget();
     mk_adapt.idle = mk_pair_idle(pair);
-    memset(passed, 0, sizeof(passed));
+    forget_passed();
     memset(passed_as, 0, sizeof(passed_as));
     mk_adapt_at_forget();
     mk_adapt_time_forget(NULL);
@@ -482,7 +504,7 @@ bool mk_adapt_count(struct mk_pair_counts *out)
     const bool any = mk_adapt.pair != NULL;
     if (any) {
         mk_pair_count(mk_adapt.pair, out);
-        for (uint32_t as = 0; as <= PASSED_AS; as++) {
+        for (size_t as = 0; as <= PASSED_AS; as++) {
             const uint64_t n = __atomic_load_n(&passed_as[as], __ATOMIC_RELAXED);
             out->act[as & PASSED_GEMM ? MK_PAIR_DO_ORIGINAL : MK_PAIR_DO_NCCL] += n;
             if ((as & PASSED_WHY) < MK_PAIR_REASONS)

@@ -96,7 +96,8 @@ void mk_adapt_check_forget(void);
 
 /* adapt_read.c. false: none of that kind. `whole` false: what a log line says is enough. */
 bool mk_adapt_read_gemm(const struct mk_hook_event *h, bool whole, struct mk_pair_gemm *out);
-/* What tells a GEMM's line from another's, n, k and the type of C; cheap. false: the library will refuse it. */
+/* What tells a GEMM's line from another's: n and k, and 1 where C is of a type that can be fused, else 0. Cheap. false: the library
+ * will refuse it. */
 bool mk_adapt_read_size(const struct mk_hook_event *h, uint64_t size[3]);
 bool mk_adapt_read_coll(const struct mk_hook_event *h, struct mk_pair_coll *out, bool *p2p);
 /* Communicators that a call has made; how many (-1: it made none). */

@@ -9,6 +9,11 @@ enum { TYPE_32F = 0, TYPE_16F = 2, TYPE_16BF = 14, TYPE_NONE = -1 };
 enum { COMPUTE_16F = 64, COMPUTE_16F_PEDANTIC = 65, COMPUTE_32F = 68, COMPUTE_NONE = -1 };
 #define TESTED_LT 130199 /* the newest cublasLt whose attributes are all known here: 13.1 */
 
+static bool is_short(int64_t type)
+{
+    return type == TYPE_16F || type == TYPE_16BF;
+}
+
 static uint64_t address(const void *p)
 {
     return (uintptr_t)p;
@@ -189,7 +194,7 @@ static bool read_lt(const void *args, bool whole, struct mk_pair_cublas *out)
     if (a.order || b.order || c.order || d.order || c.type != d.type)
         out->flags |= MK_PAIR_CANNOT;
     /* Of a type that is not ours the rest does not matter. */
-    if (whole && (d.type == TYPE_16BF || d.type == TYPE_16F))
+    if (whole && is_short(d.type))
         read_desc(call, out);
     return true;
 }
@@ -223,14 +228,13 @@ bool mk_adapt_read_gemm(const struct mk_hook_event *h, bool whole, struct mk_pai
 
 bool mk_adapt_read_size(const struct mk_hook_event *h, uint64_t size[3])
 {
-    size[2] = TYPE_32F;
     switch (h->id) {
 #define CASE(name, type)                                                                                     \
     case MK_HOOK_##name: {                                                                                   \
         const struct mk_call_##name *c = h->call;                                                            \
         size[0] = (uint64_t)c->m;                                                                            \
         size[1] = (uint64_t)c->k;                                                                            \
-        size[2] = (uint64_t)(type);                                                                          \
+        size[2] = is_short(type);                                                                            \
         return true;                                                                                         \
     }
 #define CASE_EX(name) CASE(name, c->c_type)
@@ -250,7 +254,7 @@ bool mk_adapt_read_size(const struct mk_hook_event *h, uint64_t size[3])
             get(c->d_layout, 2, &size[0], 8, &w) || get(c->a_layout, transa ? 2 : 3, &size[1], 8, &w) ||
             get(c->d_layout, 0, &type, 4, &w))
             return false;
-        size[2] = type;
+        size[2] = is_short(type);
         return true;
     }
     default:

@@ -535,7 +535,7 @@ static void idle(void)
     CHECK(!ncclCommDestroy(&r.comm));
     rank_gemm(&r.s, c_mem);
     rank_gemm(&r.s, c_mem);
-    DID("end ncclCommDestroy gemm gemm ORIGINAL ORIGINAL:idle:idle");
+    DID("end ncclCommDestroy gemm gemm ORIGINAL ORIGINAL:unknown-site:idle");
     rank_agree_comm(&r.comm, 99, &r.s);
     DID("nccl rec NCCL:not-ready");
     REDUCE(c_mem, c_mem); /* which GEMM came last was not told */
