@@ -211,7 +211,8 @@ static int coll_done(struct mk_pair *p, const struct mk_pair_event *e, struct mk
             mk_pair_fail(c, MK_ERR_CUDA, MK_PAIR_ERROR, out);
         else if (c->profiled < c->hooked)
             c->hooked--; /* it refused the call */
-    } else if (e->at.capture && c->last.any && c->last.capture == e->at.capture &&
+    } else if (!(t && t->depth && !k && !MUTANT(251)) /* in a group NCCL has put nothing there yet */ &&
+               e->at.capture && c->last.any && c->last.capture == e->at.capture &&
                c->last.stream == e->at.stream) {
         c->last.node = e->u.done.node;
     }

@@ -10,7 +10,7 @@
  *            post, which cannot kick: more polls, then short sleeps, and longer ones once nobody has posted or launched
  *            (mk_gpu_launched kicks) for some thousand of them
  *
- * Threads: everything but the ring, `asleep` and `stop` is touched under `mutex`, which the thread gives back once a
+ * Threads: everything but the ring, `asleep`, `kicked`, `unrung`, `lockers` and `stop` is touched under `mutex`, which the thread gives back once a
  * round and keeps while it sleeps (mk_proxy_lock wakes it). done words: written here with release, only upwards;
  * read by blocks with acquire. */
 #include "net/proxy.h"
@@ -71,16 +71,22 @@ static void yield(struct mk_proxy *p)
         p->no_yields = YIELD_PAUSE;
 }
 
+/* Kernels post, and never kick. */
+static bool is_unrung(const struct mk_proxy *p)
+{
+    return __atomic_load_n(&p->unrung, __ATOMIC_RELAXED);
+}
+
 static bool is_kicked(const struct mk_proxy *p)
 {
-    return p->unrung && __atomic_load_n(&p->kicked, __ATOMIC_RELAXED);
+    return is_unrung(p) && __atomic_load_n(&p->kicked, __ATOMIC_RELAXED);
 }
 
 static uint64_t sleep_ns(struct mk_proxy *p)
 {
     if (!p->e->links)
         return SLEEP_NOLINK_NS;
-    if (!p->unrung)
+    if (!is_unrung(p))
         return SLEEP_MAX_NS;
     if (p->naps < NAPS_UNRUNG) {
         p->naps++;
@@ -97,9 +103,10 @@ static void go_idle(struct mk_proxy *p)
         __atomic_store_n(&p->kicked, 0, __ATOMIC_RELAXED);
         p->idle = p->naps = 0;
     }
-    if (++p->idle < (p->unrung ? IDLE_POLLS_UNRUNG : IDLE_POLLS))
+    const bool unrung = is_unrung(p);
+    if (++p->idle < (unrung ? IDLE_POLLS_UNRUNG : IDLE_POLLS))
         return;
-    if (!p->unrung && p->idle < IDLE_POLLS + IDLE_YIELDS && !p->no_yields) {
+    if (!unrung && p->idle < IDLE_POLLS + IDLE_YIELDS && !p->no_yields) {
         yield(p);
         return;
     }
@@ -304,12 +311,13 @@ static void say_stats(const struct mk_proxy_stats *t)
     MK_INFO(
         "PROXY",
         "closed: %llu commands, %llu bytes in %llu batches (1: %llu, 2-7: %llu, 8: %llu), %llu window waits, "
-        "%llu credits merged, %llu errors, %llu sleeps",
+        "%llu credits merged, %llu errors, %llu sleeps, %llu of them long",
         (unsigned long long)t->commands, (unsigned long long)t->bytes, (unsigned long long)t->batches,
         (unsigned long long)t->fill[1],
         (unsigned long long)(t->fill[2] + t->fill[3] + t->fill[4] + t->fill[5] + t->fill[6] + t->fill[7]),
         (unsigned long long)t->fill[8], (unsigned long long)t->window_waits,
-        (unsigned long long)t->credits_merged, (unsigned long long)t->errors, (unsigned long long)t->sleeps);
+        (unsigned long long)t->credits_merged, (unsigned long long)t->errors, (unsigned long long)t->sleeps,
+        (unsigned long long)t->long_sleeps);
 }
 
 void mk_proxy_stop(struct mk_proxy *p)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
 /* State of a proxy, shared by proxy.c (thread, communicators, life) and proxy_cmd.c (commands to puts, completions
- * to done words). Everything but the ring, `asleep`, `stop` and `lockers` is touched under `mutex`. */
+ * to done words). Everything but the ring, `asleep`, `kicked`, `unrung`, `stop` and `lockers` is touched under `mutex`. */
 #pragma once
 #include "net/engine.h"
 #include <pthread.h>

@@ -68,7 +68,7 @@ struct passed_key {
 
 static bool is_gemm(enum mk_hook_id id)
 {
-    return id <= MK_HOOK_cublasLtMatmul;
+    return id <= MK_HOOK_cublasLtMatmul || id == MK_HOOK_cublasSgemm;
 }
 
 static struct passed_key passed_key(const struct mk_hook_event *h)
@@ -104,7 +104,8 @@ static bool passes(const struct mk_hook_event *h)
         return false;
     __atomic_fetch_add(&passed_as[now & PASSED_AS], 1, __ATOMIC_RELAXED);
     __atomic_fetch_add(&mk_adapt.untold, 1, __ATOMIC_RELAXED);
-    mk_adapt_group_passed();
+    if (!is_gemm(h->id)) /* NCCL's group has no other members */
+        mk_adapt_group_passed();
     return true;
 }
 

@@ -106,8 +106,9 @@ static void broken(void *comm, int error)
 
 void mk_adapt_failed(void *comm)
 {
+    struct mk_pair_comm_facts facts;
     const int error = mk_adapt.ops && mk_adapt.ops->error ? mk_adapt.ops->error(comm) : 0;
-    if (error)
+    if (error && mk_pair_comm(mk_adapt.pair, (uintptr_t)comm, &facts) && !facts.error)
         broken(comm, error);
 }
 

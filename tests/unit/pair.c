@@ -63,7 +63,8 @@ static const struct {
                {247, "streams may not choose NCCL"},
                {248, "a larger group is no single operation"},
                {249, "calls that were not told"},
-               {250, "members of a group that were not told"}};
+               {250, "members of a group that were not told"},
+               {251, "in a group NCCL has no node yet"}};
 
 /* Who notices: 0 nobody, 1 a list, 2 the model, -1 something else went wrong. */
 static int noticed(int mutant)

@@ -365,6 +365,10 @@ static void carry_out(struct sim *s, int stream, const struct mk_pair_coll *c)
             assert_true(s->npassed < SIM_GROUP);
             s->passed_stream[s->npassed] = stream;
             s->passed[s->npassed++] = *c;
+            /* As the hooks do: NCCL's call is back, but has put nothing on the stream. */
+            const struct mk_pair_at at = sim_at(s, stream);
+            coll_done(s, stream, c->comm, at.capture && at.ndeps == 1 ? at.deps[0] : 0, out.act, 0);
+            s->out = out;
             return;
         }
         if (s->profiled && out.reason != MK_PAIR_P2P && out.reason != MK_PAIR_NO_COMM) {

@@ -566,6 +566,30 @@ static void order_costs_nothing_where_nothing_is_fused(void **state)
     sim_end(&s);
 }
 
+/* NCCL puts nothing on the stream before its group ends: what was last there before is not its node. */
+static void order_after_a_group_of_a_capture(void **state)
+{
+    WITH_RANK;
+    const struct mk_pair_gemm g = W1;
+    const struct mk_pair_coll c = sim_coll_of(0, &g);
+    struct mk_pair_coll max = c;
+    max.sum = 0;
+    LEARN(&s, &g, 0);
+    sim_fused(&s, 1); /* with two that live G waits for nothing itself */
+    sim_capture(&s, 0);
+    sim_foreign(&s, 0);
+    sim_record(&s, 0, 0);
+    sim_wait(&s, 1, 0);
+    sim_group(&s);
+    EXPECT(&s, sim_coll(&s, 0, &max), NCCL, OPERATOR);
+    sim_group_end(&s);
+    EXPECT(&s, sim_gemm(&s, 1, &g), G, OK);
+    EXPECT(&s, sim_coll(&s, 1, &c), PLAIN, ORDER); /* G has not waited for it */
+    assert_int_equal(s.out.order, MK_PAIR_WAIT_NODE);
+    assert_int_equal(s.out.node, 0); /* all that it made */
+    sim_end(&s);
+}
+
 /* Which calls need not be told again, and when no GEMM need be. */
 static void calls_that_need_not_be_told(void **state)
 {
@@ -665,6 +689,7 @@ int pair_rules_comm(void)
         cmocka_unit_test(order_is_kept_before_g),
         cmocka_unit_test(order_never_ties_two_communicators),
         cmocka_unit_test(order_costs_nothing_where_nothing_is_fused),
+        cmocka_unit_test(order_after_a_group_of_a_capture),
         cmocka_unit_test(calls_that_need_not_be_told),
         cmocka_unit_test(untold_members_of_a_group),
     };
