@@ -299,7 +299,7 @@ static void disturb(struct rank *r, const struct step *s, int stream)
     struct sim *m = &r->s;
     const int other = (int)(next_random(&r->x) % 3);
     const struct mk_pair_gemm g = random_gemm(r, s, other);
-    switch (next_random(&r->x) % 26) {
+    switch (next_random(&r->x) % 27) {
     case 0:
         sim_foreign(m, stream);
         add(r, ORACLE_WORK, stream);
@@ -307,6 +307,11 @@ static void disturb(struct rank *r, const struct step *s, int stream)
     case 1:
         sim_foreign(m, other);
         add(r, ORACLE_WORK, other);
+        break;
+    case 26:
+        m->untold++;
+        sim_foreign(m, other);
+        add(r, ORACLE_UNTOLD, other);
         break;
     case 2:
         sim_record(m, stream, 2);

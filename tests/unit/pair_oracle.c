@@ -105,8 +105,8 @@ static bool work_between(const struct oracle *o, int i, int j)
 {
     for (int x = i + 1; x < j; x++) {
         const struct oracle_entry *e = &o->at[x];
-        if (e->kind == ORACLE_WORK || e->kind == ORACLE_REPLAY || e->kind == ORACLE_EDGE ||
-            e->kind == ORACLE_P2P ||
+        if (e->kind == ORACLE_WORK || e->kind == ORACLE_UNTOLD || e->kind == ORACLE_REPLAY ||
+            e->kind == ORACLE_EDGE || e->kind == ORACLE_P2P ||
             (e->kind == ORACLE_GEMM && (e->act == MK_PAIR_DO_ORIGINAL || e->failed)) ||
             (e->kind == ORACLE_OP && e->act == MK_PAIR_DO_NCCL))
             return true;
@@ -208,6 +208,8 @@ static int gemm_before(const struct oracle *o, const struct oracle_entry *e)
             break;
         for (int i = o->n - 1; i >= 0; i--) {
             const struct oracle_entry *x = &o->at[i];
+            if (x->kind == ORACLE_UNTOLD && !e->at.capture)
+                break; /* nobody knows on which stream */
             if (x->stream != stream || x->kind == ORACLE_WORK || x->kind == ORACLE_EDGE ||
                 x->kind > ORACLE_CAPTURE)
                 continue;

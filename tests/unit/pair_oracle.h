@@ -18,7 +18,8 @@ enum oracle_kind {
     ORACLE_AGREED,
     ORACLE_SWITCH,
     ORACLE_ERROR,
-    ORACLE_END
+    ORACLE_END,
+    ORACLE_UNTOLD /* work by a call that was passed on without an event */
 };
 struct oracle_entry {
     enum oracle_kind kind;
