@@ -102,7 +102,7 @@ static void nccl_environment(const struct ar_bench *b)
 static int measure(struct ar_bench *b, struct ar_result *r, struct mk_json *j)
 {
     uint64_t hash = 0;
-    int ret = ar_link_hold(b, &r->link, &r->reached);
+    int ret = ar_link_hold(b, &r->link, &r->reached, &r->small_us);
     if (ret)
         return ret;
     ret = ar_connect(b);

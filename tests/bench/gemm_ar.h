@@ -74,10 +74,11 @@ struct ar_bench {
 
 struct ar_result {
     struct ar_link link;
-    double compute_us;                       /* T_compute that chose the rate */
-    double reached;                          /* Gbit/s of the link alone, slowest rank; 0: not looked at */
-    double counted;                          /* bytes of an exchange that the proxy counted, largest rank */
-    int rows;                                /* compared with the contract */
+    double compute_us; /* T_compute that chose the rate */
+    double reached;    /* Gbit/s of the link alone, slowest rank; 0: not looked at */
+    double small_us;   /* one way, of a small write and its flag, slowest rank; 0: not looked at */
+    double counted;    /* bytes of an exchange that the proxy counted, largest rank */
+    int rows;          /* compared with the contract */
     struct bench_samples us[AR_VARIANTS];    /* slowest rank; n 0: not run */
     struct bench_samples ratio[AR_VARIANTS]; /* to fused, of the same round */
     struct bench_samples to_bound;           /* fused / max(T_compute, T_comm) of the same round */
@@ -108,7 +109,7 @@ double ar_bytes(const struct ar_bench *b);
 double ar_nccl_bytes(const struct ar_bench *b);
 
 /* link.c: after ar_link_set, without a communicator of its own in the way. */
-int ar_link_hold(struct ar_bench *b, const struct ar_link *link, double *gbps);
+int ar_link_hold(struct ar_bench *b, const struct ar_link *link, double *gbps, double *us);
 
 /* check.c: one call of every operand set against the contract, the same bits on all ranks. *hash: of C of set 0. */
 int ar_check(struct ar_bench *b, int *rows, uint64_t *hash);

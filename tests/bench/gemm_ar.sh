@@ -16,7 +16,7 @@ near() { awk "BEGIN {exit !(($1) > 0.999 * ($2) && ($1) < 1.001 * ($2))}" || fai
 rm -f "$file"
 text=$("$bench" gemm_ar --cpu --nodes 2 --shape 256,512,256 --link-gbps 1 --link-latency-us 50 --pairs 1 --calls 1 \
     --json "$file" 2>&1) || fail "exit $?"
-for field in link_alone_gbps blocks comm_blocks tiles waves wire_bytes wire_us bound_us factor rows_checked; do
+for field in link_alone_gbps link_alone_us wire_us_measured blocks comm_blocks tiles waves wire_bytes wire_us bound_us factor rows_checked; do
     awk "BEGIN {exit !(\"$(number $field)\" > 0)}" && [ -n "$(number $field)" ] || fail "$field is \"$(number $field)\""
 done
 grep -q '"complete": true' "$file" || fail "not complete"
@@ -25,6 +25,8 @@ near "$(number rows_checked)" "256 / 32" "rows checked"
 near "$(number wire_bytes)" "256 * 512 * 2 + 16" "bytes of an exchange"
 near "$(number wire_us)" "$(number wire_bytes) * 8e-3 / 1 + 50" "bytes / rate + latency"
 printf '%s\n' "$text" | grep -q 'checked: 8 of 256 rows' || fail "the result was not checked"
+awk "BEGIN {exit !($(number link_alone_us) >= 50)}" || fail "a small write takes $(number link_alone_us) us of 50"
+near "$(number wire_us_measured)" "$(number wire_us) - 50 + $(number link_alone_us)" "bytes / rate + measured latency"
 awk "BEGIN {exit !($(number link_alone_gbps) <= 1.02)}" || fail "the link runs above its rate"
 
 # half the rate at twice the ratio, on the same T_compute; intervals from six pairs on

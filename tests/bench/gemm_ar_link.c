@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
-/* What the link alone holds, for all ranks at once: writes of a chunk each, a window of them under way, by an engine that
+/* What the link alone holds, for all ranks at once, and how long a small write takes: writes of a chunk each, a window of them under way, by an engine that
  * this thread drives, to the rail peers on the other nodes in turn; from and to the memory that the operator's chunks
- * come from (GPU memory where the transport reaches it). No kernel runs meanwhile. */
+ * come from (GPU memory where the transport reaches it); then one at a time, there and back. No kernel runs meanwhile. */
 #include "mk/dev/flag.h"
 #include "mk/err.h"
 #include "mk/net.h"
@@ -18,6 +18,9 @@
 #define LEAST 1024 /* bytes of a write */
 #define LIMIT_NS 10000000000ull
 #define CONNECT_NS 10000000000ull
+#define WARM 20 /* there and back, not counted; then */
+#define PINGS 101
+#define SMALL 64 /* bytes of each */
 
 struct card {
     struct mk_net_addr addr[AR_NODES]; /* of the link to that node */
@@ -130,22 +133,25 @@ static int wire(struct hold *h)
     return ar_slowest(h->b, ret) != 0;
 }
 
-/* The next write; last: a flag alone, put when all writes are done. */
-static int put(struct hold *h, int node, bool last)
+/* The next write, of len bytes; value: what the peer's flag is once it and all writes before it are there, 0: no flag. */
+static int put(struct hold *h, int node, uint32_t len, uint64_t value)
 {
     const uint64_t slot = h->posted % WINDOW;
     struct mk_put p;
     memset(&p, 0, sizeof(p));
-    if (last) {
+    if (value) {
         p.note = (uint32_t)h->b->info.node;
-        p.value = p.use4 = 1;
+        p.value = value;
+        p.use4 = value & 15;
     } else {
+        p.flags = MK_PUT_NO_NOTE | (mk_engine_caps(h->e)->delivery_complete ? MK_PUT_DELIVERY : 0);
+    }
+    if (len) {
         p.mr = h->mr[1];
         p.rmem = h->rmem[node];
         p.local_off = slot * h->chunk;
         p.remote_off = ((uint64_t)(h->b->info.node + 1) * WINDOW + slot) * h->chunk;
-        p.len = h->chunk;
-        p.flags = MK_PUT_NO_NOTE | (mk_engine_caps(h->e)->delivery_complete ? MK_PUT_DELIVERY : 0);
+        p.len = len;
     }
     const int took = mk_link_put(h->link[node], &p, 1);
     h->posted += took == 1;
@@ -173,7 +179,7 @@ static int all_writes(struct hold *h)
             node = (node + 1) % info->nnodes;
             if (node == info->node)
                 node = (node + 1) % info->nnodes;
-            ret = put(h, node, false);
+            ret = put(h, node, h->chunk, 0);
             if (h->posted == before)
                 break;
         }
@@ -192,13 +198,51 @@ static int finish(struct hold *h)
     int ret = 0;
     for (int d = 0; d < info->nnodes; d++)
         for (uint64_t before = h->posted; d != info->node && h->posted == before && !ret;)
-            ret = put(h, d, true) || progress(h);
+            ret = put(h, d, 0, 1) || progress(h);
     for (int d = 0; d < info->nnodes; d++)
         while (d != info->node && !mk_poll_sys(&flags[d]) && !ret) {
             ret = progress(h);
             if (mk_time_ns() > end)
                 ret = failed(h, "a peer does not come to the end");
         }
+    return ret;
+}
+
+static int ping(struct hold *h, int node, uint64_t value)
+{
+    int ret = 0;
+    for (const uint64_t before = h->posted; h->posted == before && !ret;)
+        ret = put(h, node, h->chunk < SMALL ? h->chunk : SMALL, value) || mk_engine_progress(h->e) < 0;
+    return ret;
+}
+
+/* Half of there and back between nodes 0 and 1, us, of a small write and its flag; never asleep, as the proxy is not while
+ * kernels post. On node 0, else 0. */
+static int latency(struct hold *h, double *us)
+{
+    const int node = h->b->info.node, peer = 1 - node;
+    const uint64_t *flags = h->flags.addr, end = mk_time_ns() + LIMIT_NS;
+    static struct bench_samples took;
+    int ret = 0;
+    *us = 0;
+    took.n = 0;
+    for (uint64_t i = 0; i < WARM + PINGS && node < 2 && !ret; i++) {
+        const uint64_t value = i + 2, begin = mk_time_ns(); /* 1 was finish's */
+        if (node == 0)
+            ret = ping(h, peer, value);
+        while (!ret && mk_ld_acq_sys_u64(&flags[peer]) < value) {
+            if (mk_engine_progress(h->e) < 0 || h->status)
+                ret = failed(h, "progress");
+            else if (mk_time_ns() > end)
+                ret = failed(h, "a small write takes longer than 10 s");
+        }
+        if (node == 1 && !ret)
+            ret = ping(h, peer, value);
+        if (node == 0 && i >= WARM)
+            bench_add(&took, (double)(mk_time_ns() - begin) / 2e3);
+    }
+    if (took.n)
+        *us = bench_stat_of(&took).median;
     return ret;
 }
 
@@ -244,12 +288,12 @@ static void choose_writes(struct hold *h, double gbps)
         h->writes = 8;
 }
 
-int ar_link_hold(struct ar_bench *b, const struct ar_link *link, double *gbps)
+int ar_link_hold(struct ar_bench *b, const struct ar_link *link, double *gbps, double *us)
 {
     struct mk_settings s;
     static struct hold h;
     double took = -1;
-    *gbps = 0;
+    *gbps = *us = 0;
     if (b->info.nnodes < 2 || b->info.nnodes > AR_NODES)
         return 0;
     memset(&h, 0, sizeof(h));
@@ -266,11 +310,13 @@ int ar_link_hold(struct ar_bench *b, const struct ar_link *link, double *gbps)
         const uint64_t begin = mk_time_ns();
         ret = all_writes(&h) || finish(&h);
         took = (double)(mk_time_ns() - begin);
+        ret = ret || latency(&h, us);
         wait_for_all(&h);
     }
     if (h.e)
         close_all(&h);
     took = ar_slowest(b, ret ? -1 : took);
+    *us = ar_slowest(b, *us);
     if (took <= 0)
         return 1;
     *gbps = (double)(h.writes * h.chunk) * 8 / took;

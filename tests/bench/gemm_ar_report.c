@@ -9,6 +9,7 @@
 struct held {
     double compute, comm, fused, bound; /* us, medians */
     double waves, factor;               /* factor x bound is what fused is held to */
+    double small_us;                    /* bytes / rate + the latency that was measured; 0: not paced */
     double wire, wire_us;       /* bytes that left the busiest rank; bytes / rate + latency, 0: not paced */
     double nccl_us, nccl_share; /* its bytes / rate + latency; share of the rate that it reaches */
     double pair_wanted;         /* 0.97 x (cuBLAS + NCCL) / (factor x bound) */
@@ -40,6 +41,7 @@ static struct held hold(const struct ar_bench *b, const struct ar_result *r)
     h.factor = factor_of(b, r, &h);
     h.wire = r->counted;
     h.wire_us = link_us(&r->link, h.wire);
+    h.small_us = h.wire_us > 0 ? h.wire_us - r->link.us + r->small_us : 0;
     if (r->us[AR_NCCL].n) {
         const double nccl = bench_stat_of(&r->us[AR_NCCL]).median;
         h.nccl_us = link_us(&r->link, ar_nccl_bytes(b));
@@ -66,6 +68,8 @@ static void heading(const struct ar_bench *b, const struct ar_result *r)
                r->reached / r->link.gbps, r->reached < 0.98 * r->link.gbps ? ": NOT HELD" : "");
     else if (r->reached > 0)
         printf("the link alone, all ranks at once: %.4g Gbit/s\n", r->reached);
+    if (r->small_us > 0)
+        printf("a small write and its flag, one way: %.1f us\n", r->small_us);
     if (r->rows)
         printf("checked: %d of %lld rows equal the contract bit by bit, same bits on %d ranks, before and "
                "after\n",
@@ -125,6 +129,10 @@ static void say_bound(const struct ar_bench *b, const struct ar_result *r, const
         printf("T_comm / (bytes/rate + latency) = %.3f, held to 1.05: %s (%.1f MB, %.1f us)\n",
                h->comm / h->wire_us, h->comm <= 1.05 * h->wire_us ? "within" : "BEYOND", h->wire * 1e-6,
                h->wire_us);
+    if (h->small_us > 0)
+        printf(
+            "T_comm / (bytes/rate + the latency measured above, once) = %.3f, held to 1.05: %s (%.1f us)\n",
+            h->comm / h->small_us, h->comm <= 1.05 * h->small_us ? "within" : "BEYOND", h->small_us);
     printf("fused against our own parts in a row: %.3f, %s\n", bench_stat_of(&r->ratio[AR_UNFUSED]).median,
            verdict(&r->ratio[AR_UNFUSED]));
 }
@@ -174,6 +182,7 @@ static void json_numbers(const struct ar_bench *b, const struct ar_result *r, co
     mk_json_real(j, "link_gbps", r->link.gbps);
     mk_json_real(j, "link_latency_us", r->link.us);
     mk_json_real(j, "link_alone_gbps", r->reached);
+    mk_json_real(j, "link_alone_us", r->small_us);
     mk_json_int(j, "blocks", b->plan.blocks);
     mk_json_int(j, "comm_blocks", b->plan.comm_blocks);
     mk_json_int(j, "tiles", b->plan.tiles);
@@ -184,6 +193,7 @@ static void json_numbers(const struct ar_bench *b, const struct ar_result *r, co
     mk_json_real(j, "wire_bytes", h->wire);
     mk_json_real(j, "wire_bytes_even", ar_bytes(b));
     mk_json_real(j, "wire_us", h->wire_us);
+    mk_json_real(j, "wire_us_measured", h->small_us);
     mk_json_real(j, "bound_us", h->bound);
     mk_json_real(j, "fused_to_bound", h->fused / h->bound);
     if (bench_interval(&r->to_bound, &low, &high)) {
