@@ -17,6 +17,7 @@
 #include "p2p_wire.h"
 #include <pthread.h>
 
+#define MK_P2P_PATIENCE_NS 1000000u /* so long a receive waits for company at most, where looks are rare */
 #define MK_P2P_SENDS (MK_P2P_REQUESTS * MK_P2P_RECVS)
 #define MK_P2P_MR_MAX 65536u /* memories of one comm that a peer may name */
 /* How long data may still be on its way when the peer is seen to be gone. */

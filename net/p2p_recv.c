@@ -8,10 +8,9 @@
 #include <string.h>
 
 /* Looks that an announcement waits for company; and where the sender wants an earlier one first, which is announced: 64 looks
- * are less than a message of 256 KiB takes, so each of them would go alone. */
+ * are less than a message of 256 KiB takes, so each of them would go alone. Nor longer than MK_P2P_PATIENCE_NS. */
 #define PATIENCE 64u
 #define PATIENCE_BEHIND 1024u
-#define PATIENCE_BEHIND_NS 1000000u /* where looks are rare */
 
 static struct mk_p2p_slot *slot_at(struct mk_p2p_rx *rx, uint64_t message)
 {
@@ -366,7 +365,7 @@ static bool may_wait(const struct mk_p2p_comm *c)
         if (!rx->waits++)
             rx->waits_ns = mk_time_ns();
         if (rx->waits % PATIENCE || (enough && rx->waits < PATIENCE_BEHIND && all_behind(c) &&
-                                     mk_time_ns() - rx->waits_ns < PATIENCE_BEHIND_NS))
+                                     mk_time_ns() - rx->waits_ns < MK_P2P_PATIENCE_NS))
             return true;
     }
     rx->waits = 0;

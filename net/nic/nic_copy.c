@@ -388,6 +388,12 @@ static bool visit(struct nic_client *c)
 
 /* ---- the thread ---- */
 
+static bool is_mine(const struct nic_client *c)
+{
+    const uint32_t state = nic_state(c);
+    return state == NIC_SERVED || state == NIC_LEAVING;
+}
+
 void *nic_copy_thread(void *thread_number)
 {
     const int me = (int)(intptr_t)thread_number;
@@ -398,11 +404,10 @@ void *nic_copy_thread(void *thread_number)
         bool any = false, out = false;
         for (int i = me; i < top; i += nic.nthreads) {
             struct nic_client *c = &nic.client[i];
-            const uint32_t state = nic_state(c);
-            if (state != NIC_SERVED && state != NIC_LEAVING)
+            if (!is_mine(c))
                 continue;
             any = visit(c) || any;
-            out = out || c->out;
+            out = out || (is_mine(c) && c->out); /* it may have been let go, and be another's by now */
         }
         const uint64_t now = mk_time_ns();
         if (any)
