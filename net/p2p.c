@@ -10,7 +10,6 @@
 #include "p2p.h"
 #include "p2p_sock.h"
 #include "engine.h"
-#include <sched.h>
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -22,8 +21,6 @@
 #define REAP_EVERY 16u
 #define LOOK_EVERY 64u
 #define MISSES 64u
-#define MISSES_A_YIELD 8u
-#define YIELDS 100 /* to those who test, at most */
 #define LINGERS 64u
 #define SEE_OFF_NS 2000000u
 #define HURRY_NS 1000000000u
@@ -601,30 +598,16 @@ void mk_p2p_lock(struct mk_p2p *p)
     __atomic_sub_fetch(&p->waiting, 1, __ATOMIC_RELAXED);
 }
 
-void mk_p2p_lock_last(struct mk_p2p *p)
-{
-    for (int i = 0; i < YIELDS && (__atomic_load_n(&p->wanted, __ATOMIC_RELAXED) ||
-                                   __atomic_load_n(&p->waiting, __ATOMIC_RELAXED));
-         i++)
-        sched_yield();
-    mk_p2p_lock(p);
-}
-
 /* A test that finds another thread at work on the device says "not yet": the caller comes again, and that thread does the
  * work for all. With a thread for each communicator, as NCCL has them, sleeping for the lock at each look would hand the
  * device from one to the next at the pace at which threads wake up. But the lock may never be free at the moment of a try,
- * beside threads that take it in a loop (accept, connect): these let tests that missed it go first, who misses often lets others
- * run, the one that has the lock may be among them, and after some more misses it is waited for. */
+ * beside threads that take it in a loop (accept, connect): after some misses it is waited for. */
 static bool try_lock(struct mk_p2p_comm *c)
 {
     struct mk_p2p *p = c->p;
     if (!__atomic_load_n(&p->waiting, __ATOMIC_RELAXED) && !pthread_mutex_trylock(&p->lock))
         return true;
-    __atomic_store_n(&p->wanted, 1, __ATOMIC_RELAXED);
-    const unsigned missed = __atomic_add_fetch(&c->missed, 1, __ATOMIC_RELAXED);
-    if (missed % MISSES_A_YIELD == 0)
-        sched_yield();
-    if (missed % MISSES)
+    if (__atomic_add_fetch(&c->missed, 1, __ATOMIC_RELAXED) % MISSES)
         return false;
     mk_p2p_lock(p);
     return true;
@@ -639,8 +622,6 @@ int mk_p2p_test(struct mk_p2p_req *r, bool *done, size_t *sizes)
     if (!try_lock(c))
         return 0;
     /* after a miss, what another thread has polled since the last look here is as good as polling once more */
-    if (__atomic_load_n(&p->wanted, __ATOMIC_RELAXED))
-        __atomic_store_n(&p->wanted, 0, __ATOMIC_RELAXED);
     const bool polled = __atomic_exchange_n(&c->missed, 0, __ATOMIC_RELAXED) && p->rounds != c->rounds;
     if (!complete(r) && !c->error)
         step(c, r);

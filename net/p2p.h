@@ -234,7 +234,6 @@ struct mk_p2p_meet;
 
 struct mk_p2p {
     pthread_mutex_t lock;
-    unsigned wanted;  /* a test has missed the lock since one got it; __atomic */
     unsigned waiting; /* threads that sleep until they have it; __atomic. Who tests lets them go first */
     struct mk_settings s;
     struct mk_engine *e;                      /* the first port's; constant, like the others */
@@ -268,8 +267,6 @@ int mk_p2p_no_files(int ret, int err);
 /* p2p.c */
 /* Takes the device's lock, for what cannot be put off. */
 void mk_p2p_lock(struct mk_p2p *p);
-/* For what is called in a loop until a peer comes: after those who test. */
-void mk_p2p_lock_last(struct mk_p2p *p);
 int mk_p2p_progress(struct mk_p2p *p);
 /* offer: of the connecting side, which is asked for links that match; NULL: it is this one. */
 int mk_p2p_comm_new(struct mk_p2p *p, bool sends, const char *peer_name, const struct mk_p2p_side *offer,

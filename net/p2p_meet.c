@@ -408,7 +408,7 @@ int mk_p2p_connect(struct mk_p2p *p, uint8_t handle[MK_P2P_HANDLE], struct mk_p2
 {
     struct mk_p2p_handle h;
     memcpy(&h, handle, sizeof(h));
-    mk_p2p_lock_last(p);
+    mk_p2p_lock(p);
     const int ret = connect_locked(p, &h, out);
     pthread_mutex_unlock(&p->lock);
     memcpy(handle, &h, sizeof(h));
@@ -597,7 +597,7 @@ static int accept_locked(struct mk_p2p_listener *l, struct mk_p2p_comm **out)
 
 int mk_p2p_accept(struct mk_p2p_listener *l, struct mk_p2p_comm **out)
 {
-    mk_p2p_lock_last(l->p);
+    mk_p2p_lock(l->p);
     const int ret = accept_locked(l, out);
     pthread_mutex_unlock(&l->p->lock);
     return ret;
