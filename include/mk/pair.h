@@ -97,9 +97,8 @@ enum mk_pair_reason {
 struct mk_pair_at {
     uint64_t ctx, stream; /* ids */
     uint64_t enqueues;    /* counted so far in the context, of all its streams */
-    uint64_t
-        untold; /* calls so far that were passed on without an event, of all threads: mk_pair_out.again */
-    uint64_t capture; /* id; 0: the stream is not capturing */
+    uint64_t untold;      /* calls without an event so far, of all threads (mk_pair_out.again) */
+    uint64_t capture;     /* id; 0: the stream is not capturing */
     /* Capturing: what the stream's next node would depend on, without those that another of them depends on itself (the
      * hook walks back a little in the graph): these order nothing. */
     uint64_t deps[MK_PAIR_DEPS];

@@ -57,6 +57,7 @@ uint64_t mk_adapt_thread(void)
 #define PASSED_WHY 0xffu   /* enum mk_pair_reason */
 #define KEY_SHORT 0x400ull /* C is of a type that can be fused */
 #define KEY_GEMM 0x800ull
+#define KEY_HASH_AT 12 /* a GEMM: above; else 8 bits */
 #define KEY_COMM_AT 20 /* above: a handle, without the bits that are 0 */
 #define COMM_BITS 47
 static uint64_t passed[PASSED], passed_as[PASSED_AS + 1]; /* atomic */
@@ -71,27 +72,29 @@ static bool is_gemm(enum mk_hook_id id)
     return id <= MK_HOOK_cublasLtMatmul || id == MK_HOOK_cublasSgemm;
 }
 
+static uint64_t passed_hash(uint64_t a, uint64_t b, uint64_t c)
+{
+    const uint64_t h = (a * UINT64_C(0x9e3779b97f4a7c15) ^ b) * UINT64_C(0xbf58476d1ce4e5b9);
+    return (h ^ h >> 32 ^ c) * UINT64_C(0x94d049bb133111eb);
+}
+
 static struct passed_key passed_key(const struct mk_hook_event *h)
 {
     const uint64_t comm = (uintptr_t)h->comm;
-    uint64_t part[3], key;
+    uint64_t size[3], key, hash;
     if (is_gemm(h->id)) {
-        if (!mk_adapt_read_size(h, part))
+        if (!mk_adapt_read_size(h, size))
             return (struct passed_key){0, 0};
-        key = KEY_GEMM | (part[2] ? KEY_SHORT : 0);
+        hash = passed_hash(size[0], size[1], size[2]);
+        key = hash << KEY_HASH_AT | KEY_GEMM | (size[2] ? KEY_SHORT : 0);
     } else if (h->id >= MK_HOOK_ncclAllReduce && h->id <= MK_HOOK_ncclScatterConfig && comm && !(comm & 7) &&
                !(comm >> COMM_BITS)) {
-        part[0] = comm;
-        part[1] = (uintptr_t)h->caller;
-        part[2] = (uint64_t)h->id;
-        key = comm >> 3 << KEY_COMM_AT;
+        hash = passed_hash(comm, (uintptr_t)h->caller, (uint64_t)h->id);
+        key = comm >> 3 << KEY_COMM_AT | (hash & 0xff) << KEY_HASH_AT;
     } else {
         return (struct passed_key){0, 0};
     }
-    uint64_t hash = (part[0] * UINT64_C(0x9e3779b97f4a7c15) ^ part[1]) * UINT64_C(0xbf58476d1ce4e5b9);
-    hash = (hash ^ hash >> 32 ^ part[2]) * UINT64_C(0x94d049bb133111eb);
-    const uint64_t low = 2 * KEY_GEMM, high = key & KEY_GEMM ? 0 : UINT64_C(1) << KEY_COMM_AT;
-    return (struct passed_key){key | (hash & (high - low)), (uint32_t)(hash >> 54)};
+    return (struct passed_key){key, (uint32_t)(hash >> 54)};
 }
 
 /* Is it known that such a call is passed on? */

@@ -139,6 +139,25 @@ static bool leads(void *so, const char *prefix, const char *file)
     return slot && dladdr(slot(), &info) && info.dli_fname && strstr(info.dli_fname, file);
 }
 
+static int measure_rows(void *user, void *left, bool open, int pairs, int calls, struct measured *m)
+{
+    for (int p = 0; p < pairs; p++)
+        for (size_t r = 0; r < ROWS; r++) {
+            int (*a)(void), (*b)(void);
+            if (rows[r].open != open)
+                continue;
+            if (!find(left, "left", rows[r].call, &a) || !find(user, "late", rows[r].call, &b)) {
+                mk_cli_say("not the tests' objects: %s", dlerror());
+                return 1;
+            }
+            const double x = figure(a, calls, rows[r].threads), y = figure(b, calls, rows[r].threads);
+            bench_add(&m[r].left, x);
+            bench_add(&m[r].hooked, y);
+            bench_add(&m[r].cost, y - x);
+        }
+    return 0;
+}
+
 static int measure_calls(const char *object, const char *folder, int pairs, int calls, struct measured *m)
 {
     char path[4200];
@@ -163,23 +182,10 @@ static int measure_calls(const char *object, const char *folder, int pairs, int 
     }
     for (int i = 0; i < SETTLES; i++)
         settle();
-    for (int i = 0; i < 2 * pairs; i++)
-        for (size_t r = 0; r < ROWS; r++) {
-            int (*a)(void), (*b)(void);
-            if (rows[r].open != (i >= pairs))
-                continue;
-            if (i == pairs && rows[r].open && !rows[r - 1].open)
-                open();
-            if (!find(left, "left", rows[r].call, &a) || !find(user, "late", rows[r].call, &b)) {
-                mk_cli_say("%s: not the tests' objects: %s", folder, dlerror());
-                return 1;
-            }
-            const double x = figure(a, calls, rows[r].threads), y = figure(b, calls, rows[r].threads);
-            bench_add(&m[r].left, x);
-            bench_add(&m[r].hooked, y);
-            bench_add(&m[r].cost, y - x);
-        }
-    return 0;
+    if (measure_rows(user, left, false, pairs, calls, m))
+        return 1;
+    open();
+    return measure_rows(user, left, true, pairs, calls, m);
 }
 
 static int measure_processes(const char *object, int pairs, struct measured m[2])

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Copyright mKernel authors */
-/* What the link alone holds, for all ranks at once, and how long a small write takes: writes of a chunk each, a window of them under way, by an engine that
- * this thread drives, to the rail peers on the other nodes in turn; from and to the memory that the operator's chunks
+/* What the link alone holds, for all ranks at once, and how long a small write takes: writes of a chunk each, a window of
+ * them under way, by an engine that this thread drives, to the rail peers on the other nodes in turn; from and to the memory that the operator's chunks
  * come from (GPU memory where the transport reaches it); then one at a time, there and back. No kernel runs meanwhile. */
 #include "mk/dev/flag.h"
 #include "mk/err.h"
@@ -198,7 +198,7 @@ static int finish(struct hold *h)
     int ret = 0;
     for (int d = 0; d < info->nnodes; d++)
         for (uint64_t before = h->posted; d != info->node && h->posted == before && !ret;)
-            ret = put(h, d, 0, 1) || progress(h);
+            ret = put(h, d, 0, 1) || progress(h) || (mk_time_ns() > end && failed(h, "the last write"));
     for (int d = 0; d < info->nnodes; d++)
         while (d != info->node && !mk_poll_sys(&flags[d]) && !ret) {
             ret = progress(h);
@@ -208,11 +208,18 @@ static int finish(struct hold *h)
     return ret;
 }
 
-static int ping(struct hold *h, int node, uint64_t value)
+static int look(struct hold *h, uint64_t end)
+{
+    if (mk_engine_progress(h->e) < 0 || h->status)
+        return failed(h, h->status ? mk_strerror(h->status) : "progress");
+    return mk_time_ns() > end ? failed(h, "small writes take longer than 10 s") : 0;
+}
+
+static int ping(struct hold *h, int node, uint64_t value, uint64_t end)
 {
     int ret = 0;
     for (const uint64_t before = h->posted; h->posted == before && !ret;)
-        ret = put(h, node, h->chunk < SMALL ? h->chunk : SMALL, value) || mk_engine_progress(h->e) < 0;
+        ret = put(h, node, h->chunk < SMALL ? h->chunk : SMALL, value) || look(h, end);
     return ret;
 }
 
@@ -229,15 +236,11 @@ static int latency(struct hold *h, double *us)
     for (uint64_t i = 0; i < WARM + PINGS && node < 2 && !ret; i++) {
         const uint64_t value = i + 2, begin = mk_time_ns(); /* 1 was finish's */
         if (node == 0)
-            ret = ping(h, peer, value);
-        while (!ret && mk_ld_acq_sys_u64(&flags[peer]) < value) {
-            if (mk_engine_progress(h->e) < 0 || h->status)
-                ret = failed(h, "progress");
-            else if (mk_time_ns() > end)
-                ret = failed(h, "a small write takes longer than 10 s");
-        }
+            ret = ping(h, peer, value, end);
+        while (!ret && mk_ld_acq_sys_u64(&flags[peer]) < value)
+            ret = look(h, end);
         if (node == 1 && !ret)
-            ret = ping(h, peer, value);
+            ret = ping(h, peer, value, end);
         if (node == 0 && i >= WARM)
             bench_add(&took, (double)(mk_time_ns() - begin) / 2e3);
     }
@@ -317,7 +320,7 @@ int ar_link_hold(struct ar_bench *b, const struct ar_link *link, double *gbps, d
         close_all(&h);
     took = ar_slowest(b, ret ? -1 : took);
     *us = ar_slowest(b, *us);
-    if (took <= 0)
+    if (took <= 0 || *us < 0)
         return 1;
     *gbps = (double)(h.writes * h.chunk) * 8 / took;
     return 0;
